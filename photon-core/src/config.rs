@@ -1,0 +1,498 @@
+//! The architecture of a model: everything that changes what its weights mean, and nothing else.
+//!
+//! Device, dtype, paths and logging belong to the programs. Files are read by [`crate::config_file`];
+//! code past [`ModelConfig::validate`] trusts what it gets.
+
+use serde::{Deserialize, Serialize};
+
+use crate::nn::span::Span;
+
+/// Any model of this crate, told apart by the key `architecture`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "architecture", rename_all = "snake_case")]
+pub enum ModelConfig {
+    /// The hierarchical model.
+    Photon(PhotonConfig),
+    /// The plain decoder-only transformer.
+    Flat(FlatConfig),
+}
+
+/// The hierarchical model: one entry of `levels` per resolution, finest first.
+///
+/// With one level this is a Block Transformer.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PhotonConfig {
+    /// Entries of the vocabulary, special tokens included.
+    pub vocab_size: usize,
+    /// D_0: width of the token decoder, of its embedding table and of the head's input.
+    pub d_model: usize,
+    /// Width of the encoder's own token embedding. Absent: `levels[0].d_model / levels[0].chunk_len`, and
+    /// the first chunker is a bare concatenation without parameters, as in the paper.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub d_embed: Option<usize>,
+    /// Added under the root of every RMSNorm.
+    #[serde(default = "default_norm_eps")]
+    pub norm_eps: f64,
+    /// Standard deviation of freshly drawn matrices.
+    #[serde(default = "default_init_std")]
+    pub init_std: f64,
+    /// The resolutions above the tokens, finest first.
+    pub levels: Vec<LevelConfig>,
+}
+
+/// The plain decoder-only transformer with an untied head and a learned start embedding.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FlatConfig {
+    /// Entries of the vocabulary, special tokens included.
+    pub vocab_size: usize,
+    /// Width.
+    pub d_model: usize,
+    /// Added under the root of every RMSNorm.
+    #[serde(default = "default_norm_eps")]
+    pub norm_eps: f64,
+    /// Standard deviation of freshly drawn matrices.
+    #[serde(default = "default_init_std")]
+    pub init_std: f64,
+    /// The transformer.
+    pub stack: EncoderConfig,
+}
+
+/// One resolution: how it is made (chunker, encoder) and how it is unfolded (converter, decoder).
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LevelConfig {
+    /// C_l: units of the level below in one unit here.
+    pub chunk_len: usize,
+    /// D_l: width of the latents of this level.
+    pub d_model: usize,
+    /// The transformer over the units of this level, width `d_model`.
+    pub encoder: EncoderConfig,
+    /// From one conditioning vector to the prefix of the decoder.
+    pub converter: ConverterConfig,
+    /// The transformer that unfolds one unit, of the width of the level below.
+    pub decoder: DecoderConfig,
+}
+
+/// A causal transformer stack whose attention looks back over a whole sequence of units.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct EncoderConfig {
+    /// Transformer blocks.
+    pub n_layers: usize,
+    /// Query heads.
+    pub n_heads: usize,
+    /// Key and value heads; fewer than `n_heads` is grouped-query attention. Absent: `n_heads`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub n_kv_heads: Option<usize>,
+    /// Inner width of the SwiGLU feed-forward.
+    pub d_ff: usize,
+    /// Which earlier units are seen.
+    #[serde(default)]
+    pub attention: EncoderAttention,
+    /// How positions are told.
+    #[serde(default)]
+    pub positions: Positions,
+    /// Whether every head has a learned sink: a logit in the softmax that attends to nothing.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub sink: bool,
+}
+
+/// The converter of a level.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ConverterConfig {
+    /// R_l: prefix vectors made of one conditioning vector.
+    pub prefix_len: usize,
+}
+
+/// A causal transformer stack over groups of `[prefix ; units of one chunk]`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DecoderConfig {
+    /// Transformer blocks.
+    pub n_layers: usize,
+    /// Query heads.
+    pub n_heads: usize,
+    /// Key and value heads; fewer than `n_heads` is grouped-query attention. Absent: `n_heads`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub n_kv_heads: Option<usize>,
+    /// Inner width of the SwiGLU feed-forward.
+    pub d_ff: usize,
+    /// Which earlier positions are seen.
+    #[serde(default)]
+    pub attention: DecoderAttention,
+    /// How positions are told.
+    #[serde(default)]
+    pub positions: Positions,
+    /// Whether every head has a learned sink: a logit in the softmax that attends to nothing.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub sink: bool,
+}
+
+/// What an encoder position sees.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub enum EncoderAttention {
+    /// All units so far.
+    #[default]
+    Full,
+    /// The newest `units` units, itself included: the cache of this level is bounded.
+    Window {
+        /// Length of the window.
+        units: usize,
+    },
+    /// The units so far of its own chunk one level up.
+    Block,
+}
+
+/// What a decoder position sees.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub enum DecoderAttention {
+    /// Its own group so far (the paper).
+    #[default]
+    Chunk,
+    /// Its own group so far and the `chunks` groups before.
+    Lookback {
+        /// Whole groups before the own one.
+        chunks: usize,
+    },
+    /// The newest `window` positions of the stream of groups, itself included.
+    Stream {
+        /// Length of the window, in positions (prefix vectors count).
+        window: usize,
+    },
+}
+
+/// How a stack tells positions apart.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub enum Positions {
+    /// Rotary embedding, halves rotated against each other (the Llama convention).
+    Rope {
+        /// Base of the wavelengths.
+        theta: f64,
+    },
+    /// None: only the causal mask tells order.
+    None,
+}
+
+impl Default for Positions {
+    fn default() -> Self {
+        Self::Rope { theta: 10_000.0 }
+    }
+}
+
+fn default_norm_eps() -> f64 {
+    1e-5
+}
+
+fn default_init_std() -> f64 {
+    0.02
+}
+
+fn is_false(value: &bool) -> bool {
+    !value
+}
+
+/// A transformer stack as the blocks see it: the common part of encoder, decoder and flat model.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct StackSpec {
+    /// Width.
+    pub d_model: usize,
+    /// Transformer blocks.
+    pub n_layers: usize,
+    /// Query heads.
+    pub n_heads: usize,
+    /// Key and value heads.
+    pub n_kv_heads: usize,
+    /// Inner width of the feed-forward.
+    pub d_ff: usize,
+    /// Which earlier positions are seen.
+    pub span: Span,
+    /// How positions are told.
+    pub positions: Positions,
+    /// Whether heads have a learned sink.
+    pub sink: bool,
+    /// Added under the root of every RMSNorm.
+    pub norm_eps: f64,
+}
+
+impl StackSpec {
+    /// Width of one head.
+    pub fn head_dim(&self) -> usize {
+        self.d_model / self.n_heads
+    }
+}
+
+impl PhotonConfig {
+    /// Number of levels above the tokens, L.
+    pub fn n_levels(&self) -> usize {
+        self.levels.len()
+    }
+
+    /// Tokens under one unit of `level` (1-based; 0 is the token itself), C_≤l.
+    pub fn tokens_per_unit(&self, level: usize) -> usize {
+        self.levels[..level].iter().map(|l| l.chunk_len).product()
+    }
+
+    /// Tokens under one top-level unit, B.
+    pub fn meta_chunk_tokens(&self) -> usize {
+        self.tokens_per_unit(self.n_levels())
+    }
+
+    /// Width of the units of `level` as decoders read them: D_0 for the tokens, D_l above.
+    pub fn width(&self, level: usize) -> usize {
+        match level {
+            0 => self.d_model,
+            _ => self.levels[level - 1].d_model,
+        }
+    }
+
+    /// Width of the units that the chunker of `level` (1-based) concatenates.
+    pub fn chunker_input_width(&self, level: usize) -> usize {
+        match level {
+            1 => self.d_embed.unwrap_or(self.levels[0].d_model / self.levels[0].chunk_len),
+            _ => self.width(level - 1),
+        }
+    }
+
+    /// Whether the chunker of `level` (1-based) has a norm and a matrix after the concatenation.
+    pub fn chunker_projects(&self, level: usize) -> bool {
+        level > 1 || self.d_embed.is_some()
+    }
+
+    /// Positions of one group of the decoder of `level`: prefix and units.
+    ///
+    /// A chunk-local decoder never runs the last unit of a chunk: nothing could read it.
+    pub fn group_len(&self, level: usize) -> usize {
+        let config = &self.levels[level - 1];
+        match config.decoder.attention {
+            DecoderAttention::Chunk => config.converter.prefix_len + config.chunk_len - 1,
+            _ => config.converter.prefix_len + config.chunk_len,
+        }
+    }
+
+    /// The encoder stack of `level` (1-based).
+    pub fn encoder_spec(&self, level: usize) -> StackSpec {
+        let config = &self.levels[level - 1];
+        let span = match config.encoder.attention {
+            EncoderAttention::Full => Span::Full,
+            EncoderAttention::Window { units } => Span::Window { len: units },
+            EncoderAttention::Block => Span::Blocks { len: self.levels[level].chunk_len, back: 0 },
+        };
+        config.encoder.spec(config.d_model, span, self.norm_eps)
+    }
+
+    /// The decoder stack of `level` (1-based).
+    pub fn decoder_spec(&self, level: usize) -> StackSpec {
+        let config = &self.levels[level - 1].decoder;
+        let len = self.group_len(level);
+        let span = match config.attention {
+            DecoderAttention::Chunk => Span::Blocks { len, back: 0 },
+            DecoderAttention::Lookback { chunks } => Span::Blocks { len, back: chunks },
+            DecoderAttention::Stream { window } => Span::Window { len: window },
+        };
+        StackSpec {
+            d_model: self.width(level - 1),
+            n_layers: config.n_layers,
+            n_heads: config.n_heads,
+            n_kv_heads: config.n_kv_heads.unwrap_or(config.n_heads),
+            d_ff: config.d_ff,
+            span,
+            positions: config.positions,
+            sink: config.sink,
+            norm_eps: self.norm_eps,
+        }
+    }
+}
+
+impl EncoderConfig {
+    fn spec(&self, d_model: usize, span: Span, norm_eps: f64) -> StackSpec {
+        StackSpec {
+            d_model,
+            n_layers: self.n_layers,
+            n_heads: self.n_heads,
+            n_kv_heads: self.n_kv_heads.unwrap_or(self.n_heads),
+            d_ff: self.d_ff,
+            span,
+            positions: self.positions,
+            sink: self.sink,
+            norm_eps,
+        }
+    }
+}
+
+impl FlatConfig {
+    /// The transformer stack.
+    pub fn spec(&self) -> StackSpec {
+        let span = match self.stack.attention {
+            EncoderAttention::Window { units } => Span::Window { len: units },
+            _ => Span::Full,
+        };
+        self.stack.spec(self.d_model, span, self.norm_eps)
+    }
+}
+
+impl ModelConfig {
+    /// Entries of the vocabulary.
+    pub fn vocab_size(&self) -> usize {
+        match self {
+            Self::Photon(config) => config.vocab_size,
+            Self::Flat(config) => config.vocab_size,
+        }
+    }
+
+    /// Tokens under one top-level unit; 1 for a flat model.
+    pub fn meta_chunk_tokens(&self) -> usize {
+        match self {
+            Self::Photon(config) => config.meta_chunk_tokens(),
+            Self::Flat(_) => 1,
+        }
+    }
+
+    /// Checks every rule that the types cannot express.
+    ///
+    /// # Errors
+    ///
+    /// The first broken rule, naming the key, its value and the fix.
+    pub fn validate(&self) -> Result<(), ConfigError> {
+        match self {
+            Self::Photon(config) => config.validate(),
+            Self::Flat(config) => config.validate(),
+        }
+    }
+}
+
+/// A rule that a config breaks.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+#[error("{key} = {value}: {fix}")]
+pub struct ConfigError {
+    /// Path of the key in the file.
+    pub key: String,
+    /// The offending value.
+    pub value: String,
+    /// What would be right.
+    pub fix: String,
+}
+
+fn error<T>(key: &str, value: impl ToString, fix: impl Into<String>) -> Result<T, ConfigError> {
+    Err(ConfigError { key: key.into(), value: value.to_string(), fix: fix.into() })
+}
+
+fn require_positive(key: &str, value: usize) -> Result<(), ConfigError> {
+    match value {
+        0 => error(key, 0, "must be at least 1"),
+        _ => Ok(()),
+    }
+}
+
+fn validate_common(vocab_size: usize, d_model: usize, norm_eps: f64, init_std: f64) -> Result<(), ConfigError> {
+    require_positive("vocab_size", vocab_size)?;
+    require_positive("d_model", d_model)?;
+    if !(norm_eps > 0.0 && norm_eps < 1.0) {
+        return error("norm_eps", norm_eps, "must lie between 0 and 1, for example 1e-5");
+    }
+    if !(init_std > 0.0 && init_std.is_finite()) {
+        return error("init_std", init_std, "must be a positive number, for example 0.02");
+    }
+    Ok(())
+}
+
+impl StackSpec {
+    fn validate(&self, key: &str) -> Result<(), ConfigError> {
+        require_positive(&format!("{key}.n_layers"), self.n_layers)?;
+        require_positive(&format!("{key}.n_heads"), self.n_heads)?;
+        require_positive(&format!("{key}.n_kv_heads"), self.n_kv_heads)?;
+        require_positive(&format!("{key}.d_ff"), self.d_ff)?;
+        if !self.d_model.is_multiple_of(self.n_heads) {
+            return error(
+                &format!("{key}.n_heads"),
+                self.n_heads,
+                format!("must divide the width {} of this stack", self.d_model),
+            );
+        }
+        if !self.n_heads.is_multiple_of(self.n_kv_heads) {
+            return error(
+                &format!("{key}.n_kv_heads"),
+                self.n_kv_heads,
+                format!("must divide n_heads = {}", self.n_heads),
+            );
+        }
+        if let Positions::Rope { theta } = self.positions {
+            if !(theta > 1.0 && theta.is_finite()) {
+                return error(&format!("{key}.positions.rope.theta"), theta, "must be above 1, for example 10000.0");
+            }
+            if !self.head_dim().is_multiple_of(2) {
+                return error(
+                    &format!("{key}.n_heads"),
+                    self.n_heads,
+                    format!("gives an odd head dimension {}, and rope rotates pairs", self.head_dim()),
+                );
+            }
+        }
+        if let Span::Window { len: 0 } = self.span {
+            return error(&format!("{key}.attention"), 0, "a window must hold at least 1 position");
+        }
+        Ok(())
+    }
+}
+
+impl PhotonConfig {
+    fn validate(&self) -> Result<(), ConfigError> {
+        validate_common(self.vocab_size, self.d_model, self.norm_eps, self.init_std)?;
+        if self.levels.is_empty() {
+            return error("levels", "[]", "list at least one level, or use architecture = \"flat\"");
+        }
+        for (index, level) in self.levels.iter().enumerate() {
+            let key = format!("levels.{index}");
+            require_positive(&format!("{key}.chunk_len"), level.chunk_len)?;
+            require_positive(&format!("{key}.d_model"), level.d_model)?;
+            require_positive(&format!("{key}.converter.prefix_len"), level.converter.prefix_len)?;
+            if level.encoder.attention == EncoderAttention::Block && index + 1 == self.levels.len() {
+                return error(
+                    &format!("{key}.encoder.attention"),
+                    "block",
+                    "the top level has no parent chunk: use \"full\" or a window there",
+                );
+            }
+        }
+        match self.d_embed {
+            Some(width) => require_positive("d_embed", width)?,
+            None => {
+                let first = &self.levels[0];
+                if !first.d_model.is_multiple_of(first.chunk_len) {
+                    return error(
+                        "levels.0.d_model",
+                        first.d_model,
+                        format!(
+                            "must be a multiple of chunk_len = {}, because the first level concatenates \
+                             embeddings of width d_model / chunk_len; or set d_embed",
+                            first.chunk_len
+                        ),
+                    );
+                }
+            }
+        }
+        if self.levels.iter().try_fold(1usize, |product, l| product.checked_mul(l.chunk_len)).is_none() {
+            return error("levels", "chunk_len", "the product of the chunk lengths overflows");
+        }
+        for level in 1..=self.n_levels() {
+            self.encoder_spec(level).validate(&format!("levels.{}.encoder", level - 1))?;
+            self.decoder_spec(level).validate(&format!("levels.{}.decoder", level - 1))?;
+        }
+        Ok(())
+    }
+}
+
+impl FlatConfig {
+    fn validate(&self) -> Result<(), ConfigError> {
+        validate_common(self.vocab_size, self.d_model, self.norm_eps, self.init_std)?;
+        if self.stack.attention == EncoderAttention::Block {
+            return error("stack.attention", "block", "a flat model has no chunks: use \"full\" or a window");
+        }
+        self.spec().validate("stack")
+    }
+}

@@ -1,0 +1,272 @@
+//! TOML files that build on each other, read once and checked.
+//!
+//! Any table may name a `base = "other.toml"` (relative to the file it stands in): it is that file with the lines
+//! that differ put over it. An entry of a list is addressed by its index, in a file (`[model.levels.0.encoder]`) as
+//! on the command line (`--set model.levels.0.encoder.n_layers=3`).
+
+use std::path::{Path, PathBuf};
+
+use serde::de::DeserializeOwned;
+use toml::{Table, Value};
+
+use crate::config::{ConfigError, ModelConfig};
+
+/// How deep `base` files may nest: a ring of files is an error, not a hang.
+const MAX_BASES: usize = 16;
+
+/// Why a config could not be had.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigFileError {
+    /// The file cannot be read.
+    #[error("cannot read the config {path}: {source}")]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// The system's reason.
+        source: std::io::Error,
+    },
+    /// The file is not TOML.
+    #[error("{path} is not valid TOML: {source}")]
+    Syntax {
+        /// The file.
+        path: PathBuf,
+        /// Line, column and reason.
+        source: Box<toml::de::Error>,
+    },
+    /// A key is unknown, missing or of the wrong type.
+    #[error("{path}: at `{key}`: {reason}")]
+    Schema {
+        /// The file.
+        path: PathBuf,
+        /// Path of the key.
+        key: String,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// A value breaks a rule.
+    #[error("{path}: {source}")]
+    Rule {
+        /// The file.
+        path: PathBuf,
+        /// The rule.
+        source: ConfigError,
+    },
+    /// `base` files nest too deep.
+    #[error("{path}: `base` files nest deeper than {MAX_BASES}; do they name each other in a ring?")]
+    BaseRing {
+        /// The file where it was noticed.
+        path: PathBuf,
+    },
+    /// An override that cannot be applied.
+    #[error("--set {text}: {reason}")]
+    Override {
+        /// The override as given.
+        text: String,
+        /// Why not.
+        reason: String,
+    },
+}
+
+/// Reads a file, puts it over its bases, and applies overrides of the form `key.path=value`.
+///
+/// # Errors
+///
+/// A file that cannot be read or parsed, a ring of bases, an override that fits nowhere.
+pub fn load_table(path: &Path, overrides: &[String]) -> Result<Table, ConfigFileError> {
+    let mut table = load_with_bases(path, 0)?;
+    for text in overrides {
+        apply_override(&mut table, text)?;
+    }
+    Ok(table)
+}
+
+/// Turns a table into its type; `path` is named in errors.
+///
+/// # Errors
+///
+/// [`ConfigFileError::Schema`] with the path of the key.
+pub fn parse<T: DeserializeOwned>(table: Table, path: &Path) -> Result<T, ConfigFileError> {
+    serde_path_to_error::deserialize(Value::Table(table)).map_err(|error| ConfigFileError::Schema {
+        path: path.into(),
+        key: error.path().to_string(),
+        reason: error.inner().to_string().trim().to_owned(),
+    })
+}
+
+/// Turns the table of a model into a checked config.
+///
+/// # Errors
+///
+/// As [`parse`], and the first rule that the config breaks.
+pub fn parse_model(mut table: Table, path: &Path) -> Result<ModelConfig, ConfigFileError> {
+    let schema = |reason: String| ConfigFileError::Schema { path: path.into(), key: "architecture".into(), reason };
+    let architecture = table.remove("architecture");
+    let config = match architecture.as_ref().and_then(Value::as_str) {
+        Some("photon") => ModelConfig::Photon(parse(table, path)?),
+        Some("flat") => ModelConfig::Flat(parse(table, path)?),
+        Some(other) => return Err(schema(format!("\"{other}\" is unknown; use \"photon\" or \"flat\""))),
+        None => return Err(schema("is missing; set it to \"photon\" or \"flat\"".into())),
+    };
+    config.validate().map_err(|source| ConfigFileError::Rule { path: path.into(), source })?;
+    Ok(config)
+}
+
+/// Reads and checks a model config.
+///
+/// # Errors
+///
+/// As [`load_table`] and [`parse_model`].
+pub fn load_model(path: &Path, overrides: &[String]) -> Result<ModelConfig, ConfigFileError> {
+    parse_model(load_table(path, overrides)?, path)
+}
+
+fn load_with_bases(path: &Path, depth: usize) -> Result<Table, ConfigFileError> {
+    let text = std::fs::read_to_string(path).map_err(|source| ConfigFileError::Read { path: path.into(), source })?;
+    let mut table: Table = text
+        .parse()
+        .map_err(|source| ConfigFileError::Syntax { path: path.into(), source: Box::new(source) })?;
+    resolve_bases(&mut table, path, depth)?;
+    Ok(table)
+}
+
+fn resolve_bases(table: &mut Table, path: &Path, depth: usize) -> Result<(), ConfigFileError> {
+    if depth > MAX_BASES {
+        return Err(ConfigFileError::BaseRing { path: path.into() });
+    }
+    for (_, value) in table.iter_mut() {
+        if let Value::Table(table) = value {
+            resolve_bases(table, path, depth)?;
+        }
+    }
+    if let Some(base) = table.remove("base") {
+        let Value::String(base) = base else {
+            let reason = "must be the path of a TOML file".into();
+            return Err(ConfigFileError::Schema { path: path.into(), key: "base".into(), reason });
+        };
+        let base_path = path.parent().unwrap_or(Path::new("")).join(base);
+        let mut merged = Value::Table(load_with_bases(&base_path, depth + 1)?);
+        merge(&mut merged, Value::Table(std::mem::take(table))).map_err(|(key, reason)| ConfigFileError::Schema {
+            path: path.into(),
+            key,
+            reason,
+        })?;
+        if let Value::Table(merged) = merged {
+            *table = merged;
+        }
+    }
+    Ok(())
+}
+
+/// Puts `over` on `base`: tables key by key, lists by index where `over` is a table of indices, all else replaced.
+fn merge(base: &mut Value, over: Value) -> Result<(), (String, String)> {
+    match (base, over) {
+        (Value::Table(base), Value::Table(over)) => {
+            for (key, value) in over {
+                match base.get_mut(&key) {
+                    Some(slot) if is_other_variant(slot, &value) => *slot = value,
+                    Some(slot) if slot.is_table() || slot.is_array() => {
+                        merge(slot, value).map_err(|(path, reason)| (format!("{key}.{path}"), reason))?;
+                    }
+                    _ => drop(base.insert(key, value)),
+                }
+            }
+        }
+        (Value::Array(base), Value::Table(over)) => {
+            let len = base.len();
+            for (key, value) in over {
+                let slot = key.parse::<usize>().ok().and_then(|index| base.get_mut(index));
+                let Some(slot) = slot else {
+                    return Err((key, format!("the list in the base has {len} entries, counted from 0")));
+                };
+                merge(slot, value).map_err(|(path, reason)| (format!("{key}.{path}"), reason))?;
+            }
+        }
+        (base, over) => *base = over,
+    }
+    Ok(())
+}
+
+/// Tables of one key each, and another key: variants of an enum, which replace each other instead of joining.
+fn is_other_variant(base: &Value, over: &Value) -> bool {
+    match (base, over) {
+        (Value::Table(base), Value::Table(over)) => {
+            base.len() == 1 && over.len() == 1 && base.keys().next() != over.keys().next()
+        }
+        _ => false,
+    }
+}
+
+fn apply_override(table: &mut Table, text: &str) -> Result<(), ConfigFileError> {
+    let failed = |reason: &str| ConfigFileError::Override { text: text.into(), reason: reason.into() };
+    let (path, value) = text.split_once('=').ok_or_else(|| failed("write key.path=value"))?;
+    let value = parse_value(value.trim());
+    let mut keys = path.trim().split('.').peekable();
+    let mut slot = Value::Table(std::mem::take(table));
+    let outcome = (|| {
+        let mut here = &mut slot;
+        while let Some(key) = keys.next() {
+            if key.is_empty() {
+                return Err(failed("the key has an empty part"));
+            }
+            here = match here {
+                Value::Table(table) => table.entry(key).or_insert_with(|| Value::Table(Table::new())),
+                Value::Array(list) => {
+                    let len = list.len();
+                    let entry = key.parse::<usize>().ok().and_then(|index| list.get_mut(index));
+                    entry.ok_or_else(|| failed(&format!("`{key}` is no index of a list of {len} entries")))?
+                }
+                // A unit variant such as "full" gives way to one with fields.
+                other => {
+                    *other = Value::Table(Table::new());
+                    match other {
+                        Value::Table(table) => table.entry(key).or_insert_with(|| Value::Table(Table::new())),
+                        _ => return Err(failed("cannot be set")),
+                    }
+                }
+            };
+        }
+        *here = value;
+        Ok(())
+    })();
+    if let Value::Table(changed) = slot {
+        *table = changed;
+    }
+    outcome
+}
+
+/// A TOML value, or else the text itself, so that strings need no quotes on a command line.
+fn parse_value(text: &str) -> Value {
+    format!("value = {text}")
+        .parse::<Table>()
+        .ok()
+        .and_then(|mut table| table.remove("value"))
+        .unwrap_or_else(|| Value::String(text.into()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_variant_is_a_base_and_the_lines_that_differ() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("base.toml"), "a = 1\n[[levels]]\nx = 1\ny = 2\n[[levels]]\nx = 3\n").unwrap();
+        let variant = dir.path().join("variant.toml");
+        std::fs::write(&variant, "[model]\nbase = \"base.toml\"\n[model.levels.1]\nx = 5\n").unwrap();
+        let table = load_table(&variant, &["model.levels.0.y=7".into(), "name=plain words".into()]).unwrap();
+        let expected = "name = 'plain words'\n[model]\na = 1\n[[model.levels]]\nx = 1\ny = 7\n[[model.levels]]\nx = 5\n";
+        assert_eq!(table, expected.parse::<Table>().unwrap());
+    }
+
+    #[test]
+    fn rings_and_wrong_indices_are_named() {
+        let dir = tempfile::tempdir().unwrap();
+        let ring = dir.path().join("ring.toml");
+        std::fs::write(&ring, "base = \"ring.toml\"").unwrap();
+        assert!(matches!(load_table(&ring, &[]), Err(ConfigFileError::BaseRing { .. })));
+        let list = dir.path().join("list.toml");
+        std::fs::write(&list, "[[levels]]\nx = 1").unwrap();
+        let error = load_table(&list, &["levels.4.x=2".into()]).unwrap_err().to_string();
+        assert!(error.contains("`4` is no index of a list of 1 entries"), "{error}");
+    }
+}

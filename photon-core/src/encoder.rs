@@ -1,0 +1,110 @@
+//! Up one level: chunks of the level below become latents that have seen everything before them.
+
+use burn::module::Module;
+use burn::tensor::{Device, Tensor};
+
+use crate::chunker::Chunker;
+use crate::config::PhotonConfig;
+use crate::init::Initializer;
+use crate::nn::kv_cache::KvCache;
+use crate::nn::row_store::RowStore;
+use crate::nn::stack::Stack;
+
+/// Chunker and causal transformer of one level.
+#[derive(Module, Debug)]
+pub struct Encoder {
+    chunker: Chunker,
+    stack: Stack,
+    chunk_len: usize,
+    d_unit: usize,
+}
+
+/// What a level's encoder carries from call to call.
+#[derive(Clone, Debug)]
+pub struct EncoderState {
+    /// The units of the unfinished chunk, `[B, 1, C, D_in]`.
+    unfinished: RowStore,
+    /// One cache a block.
+    pub(crate) caches: Vec<KvCache>,
+}
+
+impl Encoder {
+    /// Fresh weights for `level` (1-based).
+    pub fn new(config: &PhotonConfig, level: usize, init: &mut Initializer) -> Self {
+        Self {
+            chunker: Chunker::new(config, level, init),
+            stack: Stack::new(config.encoder_spec(level), init),
+            chunk_len: config.levels[level - 1].chunk_len,
+            d_unit: config.chunker_input_width(level),
+        }
+    }
+
+    /// Latents of whole chunks, from the start of the sequence.
+    ///
+    /// # Shapes
+    ///
+    /// `[B, M·C, D_in] -> [B, M, D]`
+    pub fn forward(&self, units: Tensor<3>) -> Tensor<3> {
+        let chunks = self.chunker.forward(units); // [B, M, D]
+        self.stack.forward(chunks)
+    }
+
+    /// Takes up new units of the level below; returns the latents of the chunks that they complete, if any.
+    ///
+    /// `n_before` counts the units that each row had taken up before. Rows whose chunk completes in this call
+    /// must all be at the same place in it.
+    ///
+    /// # Shapes
+    ///
+    /// `[b, n, D_in] -> [b, m, D]` for `b` rows of the state
+    pub fn extend(
+        &self,
+        state: &mut EncoderState,
+        rows: &[usize],
+        n_before: &[usize],
+        units: Tensor<3>,
+    ) -> Option<Tensor<3>> {
+        let [batch, n_new, d_unit] = units.dims();
+        let n_waiting = n_before[0] % self.chunk_len;
+        let n_chunks = (n_waiting + n_new) / self.chunk_len;
+        if n_chunks == 0 {
+            let offsets: Vec<usize> = n_before.iter().map(|n| n % self.chunk_len).collect();
+            state.unfinished.write(rows, &offsets, units.reshape([batch, 1, n_new, d_unit]));
+            return None;
+        }
+        assert!(n_before.iter().all(|n| n % self.chunk_len == n_waiting), "rows of one call share their place");
+
+        let units = match n_waiting {
+            0 => units,
+            _ => {
+                let waiting = state.unfinished.read(rows, 0, n_waiting).reshape([batch, n_waiting, d_unit]);
+                Tensor::cat(vec![waiting, units], 1)
+            }
+        };
+        let (n_used, n_left) = (n_chunks * self.chunk_len, (n_waiting + n_new) % self.chunk_len);
+        if n_left > 0 {
+            let left = units.clone().narrow(1, n_used, n_left).reshape([batch, 1, n_left, d_unit]);
+            state.unfinished.write(rows, &vec![0; batch], left);
+        }
+        let chunks = self.chunker.forward(units.narrow(1, 0, n_used)); // [b, m, D]
+        let positions: Vec<Vec<usize>> =
+            n_before.iter().map(|n| n / self.chunk_len).map(|first| (first..first + n_chunks).collect()).collect();
+        Some(self.stack.step(chunks, &mut state.caches, rows, &positions))
+    }
+
+    /// The state before any unit.
+    pub fn start(&self, n_rows: usize, device: &Device) -> EncoderState {
+        EncoderState {
+            unfinished: RowStore::new(n_rows, 1, self.chunk_len, self.d_unit, device),
+            caches: self.stack.new_caches(n_rows, device),
+        }
+    }
+}
+
+impl EncoderState {
+    /// Keeps the given rows, in the given order.
+    pub(crate) fn select_rows(&mut self, rows: &[usize]) {
+        self.unfinished.select_rows(rows);
+        self.caches.iter_mut().for_each(|cache| cache.select_rows(rows));
+    }
+}

@@ -1,0 +1,98 @@
+//! The plain decoder-only transformer, from the same blocks: the baseline of every comparison.
+//!
+//! A learned start embedding stands before the sequence, so that here too the logits at position i predict token
+//! i, the first one included.
+
+use burn::module::{Module, Param};
+use burn::nn::{Embedding, Linear};
+use burn::tensor::{Int, Tensor};
+
+use crate::config::FlatConfig;
+use crate::init::Initializer;
+use crate::model::Hidden;
+use crate::nn::stack::Stack;
+use crate::state::FlatState;
+
+/// A Llama-style transformer with an untied head.
+#[derive(Module, Debug)]
+pub struct Flat {
+    embedding: Embedding,
+    start: Param<Tensor<1>>,
+    stack: Stack,
+    head: Linear,
+    #[module(skip)]
+    config: FlatConfig,
+}
+
+impl Flat {
+    /// Fresh weights.
+    pub fn new(config: &FlatConfig, init: &mut Initializer) -> Self {
+        Self {
+            embedding: init.embedding(config.vocab_size, config.d_model),
+            start: init.vector(config.d_model),
+            stack: Stack::new(config.spec(), init),
+            head: init.linear(config.d_model, config.vocab_size),
+            config: config.clone(),
+        }
+    }
+
+    /// The training forward: for every token, the hidden state that predicts it from the tokens before.
+    ///
+    /// # Shapes
+    ///
+    /// `[B, T] -> [B, T, D]`
+    pub fn hidden(&self, token_ids: Tensor<2, Int>) -> Hidden {
+        let [batch, n_tokens] = token_ids.dims();
+        let start = self.start_rows(batch); // [B, 1, D]
+        let x = match n_tokens {
+            1 => start,
+            _ => {
+                let earlier = self.embedding.forward(token_ids.narrow(1, 0, n_tokens - 1));
+                Tensor::cat(vec![start, earlier], 1)
+            }
+        }; // [B, T, D]
+        Hidden { tokens: self.stack.forward(x), reconstructions: Vec::new() }
+    }
+
+    /// The state before any token, and the hidden state of the first: `[B, D]`.
+    pub fn begin(&self, n_rows: usize) -> (FlatState, Tensor<2>) {
+        let device = self.start.val().device();
+        let mut state = FlatState { n_tokens: vec![0; n_rows], caches: self.stack.new_caches(n_rows, &device) };
+        let rows: Vec<usize> = (0..n_rows).collect();
+        let positions = vec![vec![0]; n_rows];
+        let hidden = self.stack.step(self.start_rows(n_rows), &mut state.caches, &rows, &positions);
+        let d_model = self.config.d_model;
+        (state, hidden.reshape([n_rows, d_model]))
+    }
+
+    /// Takes up equally many tokens for each of `rows`; returns the hidden state of the next.
+    ///
+    /// # Shapes
+    ///
+    /// `[b, n] -> [b, D]`
+    pub fn extend(&self, state: &mut FlatState, rows: &[usize], token_ids: Tensor<2, Int>) -> Tensor<2> {
+        let [batch, n_new] = token_ids.dims();
+        // The start embedding holds position 0.
+        let positions: Vec<Vec<usize>> =
+            rows.iter().map(|&row| (state.n_tokens[row] + 1..=state.n_tokens[row] + n_new).collect()).collect();
+        let x = self.embedding.forward(token_ids); // [b, n, D]
+        let hidden = self.stack.step(x, &mut state.caches, rows, &positions);
+        rows.iter().for_each(|&row| state.n_tokens[row] += n_new);
+        hidden.narrow(1, n_new - 1, 1).reshape([batch, self.config.d_model])
+    }
+
+    /// Logits of hidden states: `[N, D] -> [N, V]`.
+    pub fn head(&self) -> &Linear {
+        &self.head
+    }
+
+    /// The architecture.
+    pub fn config(&self) -> &FlatConfig {
+        &self.config
+    }
+
+    fn start_rows(&self, n_rows: usize) -> Tensor<3> {
+        let d_model = self.config.d_model;
+        self.start.val().reshape([1, 1, d_model]).expand([n_rows, 1, d_model])
+    }
+}

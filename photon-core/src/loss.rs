@@ -1,0 +1,169 @@
+//! What training minimises: cross-entropy, and `alpha` times how far emitted vectors are from the latents.
+//!
+//! `loss = CE(tokens) + alpha * sum over l >= 2 of mean(1 - cos(H^{l-1}, stop_gradient(X^{l-1})))`
+//!
+//! All logits of a batch are never held at once. [`cross_entropy`] goes through the positions in pieces and, where
+//! a gradient is wanted, computes it in the same pass; the result carries that gradient in a term whose value is
+//! zero.
+
+use burn::tensor::{Int, Tensor, TensorData};
+
+use crate::config::{ModelConfig, PhotonConfig};
+use crate::model::Model;
+use crate::photon::Reconstruction;
+
+/// Logits that exist at the same time, at most (unless one position alone has more).
+const LOGITS_AT_ONCE: usize = 1 << 20;
+
+/// Weighted sum of the cross-entropies of `targets`, in nats.
+///
+/// # Shapes
+///
+/// `hidden: [N, D]`, `head: [D, V]`, `targets: [N]`, `weights: [N] -> [1]`
+pub fn cross_entropy(
+    hidden: Tensor<2>,
+    head: Tensor<2>,
+    targets: Tensor<1, Int>,
+    weights: Tensor<1>,
+) -> Tensor<1> {
+    if !hidden.is_autodiff() {
+        return (token_nats(hidden, head, targets) * weights).sum();
+    }
+    let (inner_hidden, inner_head) = (hidden.clone().inner(), head.clone().inner());
+    let (targets, weights) = (targets.inner(), weights.inner());
+    let mut nats = Tensor::zeros([1], &inner_hidden.device());
+    let mut head_gradient = inner_head.zeros_like();
+    let mut hidden_gradients = Vec::new();
+    for piece in pieces(inner_hidden.dims()[0], inner_head.dims()[1]) {
+        let hidden = inner_hidden.clone().slice([piece.clone()]); // [n, D]
+        let targets = targets.clone().slice([piece.clone()]).unsqueeze_dim::<2>(1); // [n, 1]
+        let weights = weights.clone().slice([piece]).unsqueeze_dim::<2>(1); // [n, 1]
+        let (piece_nats, exp, sum) = nats_and_softmax(hidden.clone().matmul(inner_head.clone()), targets.clone());
+        nats = nats + (piece_nats * weights.clone()).sum();
+        // d nats / d logits = softmax - one_hot(target), each position times its weight
+        let scale = weights.clone() / sum; // [n, 1]
+        let gradient = (exp * scale).scatter(1, targets, -weights, burn::tensor::IndexingUpdateOp::Add); // [n, V]
+        hidden_gradients.push(gradient.clone().matmul(inner_head.clone().transpose())); // [n, D]
+        head_gradient = head_gradient + hidden.transpose().matmul(gradient); // [D, V]
+    }
+    let hidden_gradient = Tensor::from_inner(Tensor::cat(hidden_gradients, 0)); // [N, D]
+    let carrier = (hidden * hidden_gradient).sum() + (head * Tensor::from_inner(head_gradient)).sum();
+    Tensor::from_inner(nats) + (carrier.clone() - carrier.detach())
+}
+
+/// The cross-entropy of each target, in nats.
+///
+/// # Shapes
+///
+/// `hidden: [N, D]`, `head: [D, V]`, `targets: [N] -> [N]`
+pub fn token_nats(hidden: Tensor<2>, head: Tensor<2>, targets: Tensor<1, Int>) -> Tensor<1> {
+    let (n_positions, vocab_size) = (hidden.dims()[0], head.dims()[1]);
+    let nats = pieces(n_positions, vocab_size)
+        .map(|piece| {
+            let logits = hidden.clone().slice([piece.clone()]).matmul(head.clone()); // [n, V]
+            nats_and_softmax(logits, targets.clone().slice([piece]).unsqueeze_dim(1)).0
+        })
+        .collect();
+    Tensor::cat(nats, 0).squeeze_dim(1)
+}
+
+/// `logits: [n, V]`, `targets: [n, 1]` to the cross-entropies `[n, 1]`, and the softmax as `exp [n, V]` over `sum [n, 1]`.
+fn nats_and_softmax(logits: Tensor<2>, targets: Tensor<2, Int>) -> (Tensor<2>, Tensor<2>, Tensor<2>) {
+    let shifted = logits.clone() - logits.max_dim(1); // [n, V]
+    let target = shifted.clone().gather(1, targets); // [n, 1]
+    let exp = shifted.exp();
+    let sum = exp.clone().sum_dim(1);
+    (sum.clone().log() - target, exp, sum)
+}
+
+fn pieces(n_positions: usize, vocab_size: usize) -> impl Iterator<Item = std::ops::Range<usize>> {
+    let len = (LOGITS_AT_ONCE / vocab_size).max(1);
+    (0..n_positions).step_by(len).map(move |start| start..(start + len).min(n_positions))
+}
+
+/// What a whole batch is averaged over, however it is cut into micro-batches.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Objective {
+    alpha: f64,
+    n_tokens: usize,
+    /// Whole units at levels 1 to L-1.
+    n_units: Vec<usize>,
+}
+
+/// The loss of a micro-batch: its share of the batch's mean.
+#[derive(Clone, Debug)]
+pub struct LossParts {
+    /// What to differentiate, `[1]`.
+    pub total: Tensor<1>,
+    /// The share of the mean cross-entropy, in nats, `[1]`.
+    pub cross_entropy: Tensor<1>,
+    /// The share of the reconstruction term before `alpha`, `[1]`; zero where `alpha` is.
+    pub reconstruction: Tensor<1>,
+}
+
+impl Objective {
+    /// The objective of a batch whose rows hold `row_tokens` real tokens each.
+    pub fn new(config: &ModelConfig, alpha: f64, row_tokens: &[usize]) -> Self {
+        let n_units = match config {
+            ModelConfig::Photon(config) => {
+                (1..config.n_levels()).map(|level| row_tokens.iter().map(|n| n / config.tokens_per_unit(level)).sum())
+            }
+            .collect(),
+            ModelConfig::Flat(_) => Vec::new(),
+        };
+        Self { alpha, n_tokens: row_tokens.iter().sum(), n_units }
+    }
+
+    /// The share of `token_ids [B, T]`, whose rows are right-padded from `row_tokens[row]` on.
+    pub fn loss(&self, model: &Model, token_ids: Tensor<2, Int>, row_tokens: &[usize]) -> LossParts {
+        let [batch, n_tokens] = token_ids.dims();
+        let device = token_ids.device();
+        let hidden = model.hidden(token_ids.clone());
+        let d_model = hidden.tokens.dims()[2];
+        let share = 1.0 / self.n_tokens as f32;
+        let weights = row_mask(row_tokens, n_tokens).into_iter().map(|real| if real { share } else { 0.0 }).collect();
+        let weights = Tensor::from_data(TensorData::new::<f32, _>(weights, [batch * n_tokens]), &device);
+        let cross_entropy = cross_entropy(
+            hidden.tokens.reshape([batch * n_tokens, d_model]),
+            model.head().weight.val(),
+            token_ids.reshape([batch * n_tokens]),
+            weights,
+        );
+        let mut reconstruction = cross_entropy.zeros_like();
+        if let (Some(config), true) = (model.hierarchy(), self.alpha > 0.0) {
+            for level in hidden.reconstructions {
+                reconstruction = reconstruction + self.distance(config, level, row_tokens);
+            }
+        }
+        let total = match self.alpha > 0.0 {
+            true => cross_entropy.clone() + reconstruction.clone() * self.alpha,
+            false => cross_entropy.clone(),
+        };
+        LossParts { total, cross_entropy, reconstruction }
+    }
+
+    /// `1 - cos` between what was emitted and what it stood for, over whole units, `[1]`.
+    fn distance(&self, config: &PhotonConfig, level: Reconstruction, row_tokens: &[usize]) -> Tensor<1> {
+        let n_units = self.n_units[level.level - 1];
+        let [batch, n_padded, _] = level.emitted.dims();
+        let cosine = cosine_similarity(level.emitted, level.latents.detach()); // [B, M]
+        let row_units: Vec<usize> = row_tokens.iter().map(|n| n / config.tokens_per_unit(level.level)).collect();
+        let share = 1.0 / n_units.max(1) as f32;
+        let mask = row_mask(&row_units, n_padded).into_iter().map(|real| if real { share } else { 0.0 }).collect();
+        let mask = Tensor::from_data(TensorData::new::<f32, _>(mask, [batch, n_padded]), &cosine.device());
+        ((cosine.neg() + 1.0) * mask).sum()
+    }
+}
+
+/// True for the first `row_lens[row]` of `len` places in each row, row after row.
+fn row_mask(row_lens: &[usize], len: usize) -> Vec<bool> {
+    row_lens.iter().flat_map(|&n| (0..len).map(move |place| place < n)).collect()
+}
+
+/// Cosine over the last axis: `[B, M, D] x [B, M, D] -> [B, M]`.
+fn cosine_similarity(a: Tensor<3>, b: Tensor<3>) -> Tensor<2> {
+    const WIDTH: usize = 2;
+    let dot = (a.clone() * b.clone()).sum_dim(WIDTH);
+    let squares = a.square().sum_dim(WIDTH) * b.square().sum_dim(WIDTH);
+    (dot / (squares + 1e-12).sqrt()).squeeze_dim(WIDTH)
+}

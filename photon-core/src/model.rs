@@ -1,0 +1,165 @@
+//! One face for every architecture: what the trainer, the evaluator and the generator call.
+
+use std::collections::BTreeMap;
+
+use burn::module::Module;
+use burn::nn::Linear;
+use burn::tensor::{Device, Int, Tensor, TensorData};
+
+use crate::config::{ModelConfig, PhotonConfig};
+use crate::flat::Flat;
+use crate::init::Initializer;
+use crate::photon::{Photon, Reconstruction};
+use crate::state::State;
+
+/// Any model.
+#[derive(Module, Debug)]
+#[expect(clippy::large_enum_variant, reason = "one value a program, never stored in bulk")]
+pub enum Model {
+    /// The hierarchical model.
+    Photon(Photon),
+    /// The plain transformer.
+    Flat(Flat),
+}
+
+/// Outcome of a training forward.
+#[derive(Clone, Debug)]
+pub struct Hidden {
+    /// The state that predicts each token, `[B, T, D]`.
+    pub tokens: Tensor<3>,
+    /// One for each level from 1 to L-1; none for a flat model. They cover the padded sequence.
+    pub reconstructions: Vec<Reconstruction>,
+}
+
+impl Model {
+    /// Fresh weights, the same on every backend.
+    pub fn new(config: &ModelConfig, seed: u64, device: &Device) -> Self {
+        match config {
+            ModelConfig::Photon(config) => {
+                Self::Photon(Photon::new(config, &mut Initializer::new(seed, config.init_std, device)))
+            }
+            ModelConfig::Flat(config) => {
+                Self::Flat(Flat::new(config, &mut Initializer::new(seed, config.init_std, device)))
+            }
+        }
+    }
+
+    /// The architecture.
+    pub fn config(&self) -> ModelConfig {
+        match self {
+            Self::Photon(model) => ModelConfig::Photon(model.config().clone()),
+            Self::Flat(model) => ModelConfig::Flat(model.config().clone()),
+        }
+    }
+
+    /// The hierarchy, where there is one.
+    pub fn hierarchy(&self) -> Option<&PhotonConfig> {
+        match self {
+            Self::Photon(model) => Some(model.config()),
+            Self::Flat(_) => None,
+        }
+    }
+
+    /// The device of the weights.
+    pub fn device(&self) -> Device {
+        self.head().weight.device()
+    }
+
+    /// The training forward up to the head.
+    ///
+    /// # Shapes
+    ///
+    /// `[B, T] -> [B, T, D]`, T ≥ 1
+    pub fn hidden(&self, token_ids: Tensor<2, Int>) -> Hidden {
+        match self {
+            Self::Photon(model) => model.hidden(token_ids),
+            Self::Flat(model) => model.hidden(token_ids),
+        }
+    }
+
+    /// The training forward: the logits at position i predict token i from the tokens before it.
+    ///
+    /// # Shapes
+    ///
+    /// `[B, T] -> [B, T, V]`, T ≥ 1
+    pub fn forward(&self, token_ids: Tensor<2, Int>) -> Tensor<3> {
+        self.head().forward(self.hidden(token_ids).tokens)
+    }
+
+    /// The matrix from hidden states to logits, `[D, V]`.
+    pub fn head(&self) -> &Linear {
+        match self {
+            Self::Photon(model) => model.head(),
+            Self::Flat(model) => model.head(),
+        }
+    }
+
+    /// The state before any token, and the logits of the first.
+    ///
+    /// # Shapes
+    ///
+    /// `-> [B, V]`
+    pub fn begin(&self, n_rows: usize) -> (State, Tensor<2>) {
+        let (state, hidden) = match self {
+            Self::Photon(model) => {
+                let (state, hidden) = model.begin(n_rows);
+                (State::Photon(state), hidden)
+            }
+            Self::Flat(model) => {
+                let (state, hidden) = model.begin(n_rows);
+                (State::Flat(state), hidden)
+            }
+        };
+        (state, self.head().forward(hidden))
+    }
+
+    /// Takes up new tokens of `rows`, any number at least 1 for each, and returns the logits of the next.
+    ///
+    /// Rows stand wherever they stand: those with equal work run together. This is the `hierarchical` advance
+    /// rule, so the logits are those of the training forward.
+    ///
+    /// # Shapes
+    ///
+    /// `b` lists of token ids `-> [b, V]`
+    ///
+    /// # Panics
+    ///
+    /// If a row gets no token, is named twice, or the state is another architecture's.
+    pub fn extend(&self, state: &mut State, rows: &[usize], token_ids: &[Vec<u32>]) -> Tensor<2> {
+        assert_eq!(rows.len(), token_ids.len(), "one list of tokens for each row");
+        assert!(token_ids.iter().all(|ids| !ids.is_empty()), "every row takes up at least one token");
+        let mut groups: BTreeMap<(usize, usize), Vec<usize>> = BTreeMap::new();
+        for (index, (&row, ids)) in rows.iter().zip(token_ids).enumerate() {
+            groups.entry(self.work(state, row, ids.len())).or_default().push(index);
+        }
+        let device = self.device();
+        let mut order = Vec::with_capacity(rows.len());
+        let mut parts = Vec::with_capacity(groups.len());
+        for ((n_new, _), members) in groups {
+            let rows: Vec<usize> = members.iter().map(|&index| rows[index]).collect();
+            let ids: Vec<i64> = members.iter().flat_map(|&index| &token_ids[index]).map(|&id| i64::from(id)).collect();
+            let ids = Tensor::from_data(TensorData::new(ids, [rows.len(), n_new]), &device);
+            parts.push(match (self, &mut *state) {
+                (Self::Photon(model), State::Photon(state)) => model.extend(state, &rows, ids),
+                (Self::Flat(model), State::Flat(state)) => model.extend(state, &rows, ids),
+                _ => panic!("the state belongs to a model of another architecture"),
+            });
+            order.extend(members);
+        }
+        let hidden = Tensor::cat(parts, 0); // [b, D], in order of work
+        let mut places = vec![0; order.len()];
+        order.iter().enumerate().for_each(|(place, &index)| places[index] = place);
+        let hidden = match places.is_sorted() {
+            true => hidden,
+            false => hidden.select(0, crate::nn::row_store::row_indices(&places, &device)),
+        };
+        self.head().forward(hidden) // [b, V]
+    }
+
+    fn work(&self, state: &State, row: usize, n_new: usize) -> (usize, usize) {
+        match (self, state) {
+            (Self::Photon(model), State::Photon(state)) => model.work(state, row, n_new),
+            _ => (n_new, 0),
+        }
+    }
+}

@@ -1,0 +1,294 @@
+//! Causal self-attention over a span, in training over whole sequences and in decoding over a cache.
+//!
+//! A bounded span never computes all pairs: positions are cut into blocks, and a block of queries meets the keys
+//! of its own block and of the few before it. [`Attention::forward_all_pairs`] is the slow way, kept as the
+//! oracle of that shortcut.
+
+use burn::module::{Module, Param};
+use burn::nn::Linear;
+use burn::tensor::activation::softmax;
+use burn::tensor::{Device, Tensor, TensorData};
+
+use super::kv_cache::KvCache;
+use super::rope::Rotation;
+use super::span::Span;
+use crate::config::StackSpec;
+use crate::init::Initializer;
+
+/// Stands for minus infinity in masked scores; finite, because WebGPU shaders may assume finite numbers.
+const MASKED: f32 = -1e30;
+
+const HEAD: usize = 1;
+const SEQ: usize = 2;
+
+/// Multi-head or grouped-query attention without biases.
+#[derive(Module, Debug)]
+pub struct Attention {
+    q_proj: Linear,
+    k_proj: Linear,
+    v_proj: Linear,
+    o_proj: Linear,
+    sinks: Option<Param<Tensor<1>>>,
+    n_heads: usize,
+    n_kv_heads: usize,
+    head_dim: usize,
+    #[module(skip)]
+    span: Span,
+}
+
+impl Attention {
+    /// Fresh weights; `n_adds` is the number of branches that add to the residual stream of the stack.
+    pub fn new(spec: &StackSpec, n_adds: usize, init: &mut Initializer) -> Self {
+        let (d_model, d_kv) = (spec.d_model, spec.n_kv_heads * spec.head_dim());
+        Self {
+            q_proj: init.linear(d_model, d_model),
+            k_proj: init.linear(d_model, d_kv),
+            v_proj: init.linear(d_model, d_kv),
+            o_proj: init.residual_linear(d_model, d_model, n_adds),
+            sinks: spec.sink.then(|| init.sinks(spec.n_heads)),
+            n_heads: spec.n_heads,
+            n_kv_heads: spec.n_kv_heads,
+            head_dim: spec.head_dim(),
+            span: spec.span,
+        }
+    }
+
+    /// Attention within one sequence that starts at position 0.
+    ///
+    /// # Shapes
+    ///
+    /// `x: [B, N, D] -> [B, N, D]`; `mask` is [`sequence_mask`] of the same span and length.
+    pub fn forward(&self, x: Tensor<3>, rotation: Option<&Rotation>, mask: &SequenceMask) -> Tensor<3> {
+        let (q, k, v) = self.project(x, rotation); // [B, N, H, K]
+        let out = match mask {
+            SequenceMask::AllPairs(mask) => {
+                self.weigh(heads_first(q), heads_first(k), heads_first(v), |scores| scores + mask.clone())
+            }
+            SequenceMask::Blocks { len, back, mask } => self.weigh_blocks(q, k, v, *len, *back, mask),
+        };
+        self.o_proj.forward(out) // [B, N, D]
+    }
+
+    /// The same as [`Attention::forward`] by computing every pair of positions.
+    pub fn forward_all_pairs(&self, x: Tensor<3>, rotation: Option<&Rotation>) -> Tensor<3> {
+        let mask = all_pairs_mask(self.span, x.dims()[1], &x.device());
+        self.forward(x, rotation, &SequenceMask::AllPairs(mask))
+    }
+
+    /// Attention of new positions to a cache that takes them up.
+    ///
+    /// # Shapes
+    ///
+    /// `x: [b, N, D] -> [b, N, D]` for `b` rows of the cache; `positions`: `b` lists of `N`.
+    pub fn step(
+        &self,
+        x: Tensor<3>,
+        rotation: Option<&Rotation>,
+        cache: &mut KvCache,
+        rows: &[usize],
+        positions: &[Vec<usize>],
+    ) -> Tensor<3> {
+        let (q, k, v) = self.project(x, rotation); // [b, N, H, K]
+        let visible = cache.append(rows, positions, heads_first(k), heads_first(v));
+        let out = self.weigh(heads_first(q), visible.keys, visible.values, |scores| match visible.hidden {
+            Some(hidden) => scores.mask_fill(hidden, MASKED),
+            None => scores,
+        });
+        self.o_proj.forward(out) // [b, N, D]
+    }
+
+    /// `[B, N, D]` to queries, keys and values `[B, N, H, K]`, turned by their positions; queries are scaled.
+    fn project(&self, x: Tensor<3>, rotation: Option<&Rotation>) -> (Tensor<4>, Tensor<4>, Tensor<4>) {
+        let [batch, n_positions, _] = x.dims();
+        let q = self.q_proj.forward(x.clone()).reshape([batch, n_positions, self.n_heads, self.head_dim]);
+        let k = self.k_proj.forward(x.clone()).reshape([batch, n_positions, self.n_kv_heads, self.head_dim]);
+        let v = self.v_proj.forward(x).reshape([batch, n_positions, self.n_kv_heads, self.head_dim]);
+        let (q, k) = match rotation {
+            Some(rotation) => (rotation.apply(q), rotation.apply(k)),
+            None => (q, k),
+        };
+        (q / (self.head_dim as f64).sqrt(), k, v)
+    }
+
+    /// Softmax attention of `q [B, H, N, K]` to `k, v [B, H_kv, E, K]`: `[B, N, D]`.
+    fn weigh(
+        &self,
+        q: Tensor<4>,
+        k: Tensor<4>,
+        v: Tensor<4>,
+        mask: impl FnOnce(Tensor<4>) -> Tensor<4>,
+    ) -> Tensor<3> {
+        let [batch, n_heads, n_queries, head_dim] = q.dims();
+        let scores = q.matmul(self.repeat_kv(k).swap_dims(SEQ, SEQ + 1)); // [B, H, N, E]
+        let weights = self.softmax(mask(scores)); // [B, H, N, E]
+        let out = weights.matmul(self.repeat_kv(v)); // [B, H, N, K]
+        out.swap_dims(HEAD, SEQ).reshape([batch, n_queries, n_heads * head_dim]) // [B, N, D]
+    }
+
+    /// Attention of each block of `len` positions to itself and the `back` blocks before: `[B, N, D]`.
+    ///
+    /// Blocks become batch rows, so one call serves all of them.
+    fn weigh_blocks(
+        &self,
+        q: Tensor<4>,
+        k: Tensor<4>,
+        v: Tensor<4>,
+        len: usize,
+        back: usize,
+        mask: &Tensor<4>,
+    ) -> Tensor<3> {
+        let [batch, n_positions, n_heads, head_dim] = q.dims();
+        let n_blocks = n_positions.div_ceil(len);
+        let rows = batch * n_blocks;
+        let q = pad_positions(q, 0, n_blocks * len).reshape([rows, len, n_heads, head_dim]);
+        let with_earlier = |x: Tensor<4>| {
+            let n_heads = x.dims()[2];
+            let padded = pad_positions(x, back * len, n_blocks * len); // [B, (back + n_blocks) * len, H, K]
+            let blocks = padded.reshape([batch, back + n_blocks, len, n_heads * head_dim]);
+            let shifted = (0..=back).map(|shift| blocks.clone().narrow(1, shift, n_blocks)).collect();
+            Tensor::cat(shifted, 2).reshape([rows, (back + 1) * len, n_heads, head_dim])
+        };
+        let (k, v) = (with_earlier(k), with_earlier(v)); // [B*n, (back+1)*len, H, K]
+        let out = self.weigh(heads_first(q), heads_first(k), heads_first(v), |scores| {
+            let [_, n_heads, len, n_keys] = scores.dims();
+            let scores = scores.reshape([batch, n_blocks, n_heads * len, n_keys]);
+            let mask = mask.clone().expand([n_blocks, n_heads, len, n_keys]);
+            (scores + mask.reshape([1, n_blocks, n_heads * len, n_keys])).reshape([rows, n_heads, len, n_keys])
+        });
+        let out = out.reshape([batch, n_blocks * len, n_heads * head_dim]);
+        out.narrow(1, 0, n_positions) // [B, N, D]
+    }
+
+    /// Softmax over the keys, and over the sink where there is one.
+    fn softmax(&self, scores: Tensor<4>) -> Tensor<4> {
+        const KEYS: usize = 3;
+        let Some(sinks) = &self.sinks else { return softmax(scores, KEYS) };
+        let [batch, n_heads, n_queries, n_keys] = scores.dims();
+        let sinks = sinks.val().reshape([1, n_heads, 1, 1]).expand([batch, n_heads, n_queries, 1]);
+        let weights = softmax(Tensor::cat(vec![scores, sinks], KEYS), KEYS); // [B, H, N, E+1]
+        weights.narrow(KEYS, 0, n_keys)
+    }
+
+    /// Gives every query head its own copy of the keys or values it shares: `[B, H_kv, E, K] -> [B, H, E, K]`.
+    fn repeat_kv(&self, x: Tensor<4>) -> Tensor<4> {
+        let n_repeats = self.n_heads / self.n_kv_heads;
+        if n_repeats == 1 {
+            return x;
+        }
+        let [batch, n_kv_heads, n_keys, head_dim] = x.dims();
+        x.reshape([batch, n_kv_heads, 1, n_keys, head_dim])
+            .expand([batch, n_kv_heads, n_repeats, n_keys, head_dim])
+            .reshape([batch, self.n_heads, n_keys, head_dim])
+    }
+}
+
+/// Who may not see whom within one sequence: zeros, and [`MASKED`] where a query must not look.
+#[derive(Clone, Debug)]
+pub enum SequenceMask {
+    /// `[1, 1, N, N]`.
+    AllPairs(Tensor<4>),
+    /// Blocks of `len` positions that meet `back` blocks before them.
+    Blocks {
+        /// Positions in a block.
+        len: usize,
+        /// Blocks before the own one.
+        back: usize,
+        /// `[n_blocks, 1, len, (back + 1) * len]`.
+        mask: Tensor<4>,
+    },
+}
+
+/// The mask of a sequence of `n_positions` under `span`.
+pub fn sequence_mask(span: Span, n_positions: usize, device: &Device) -> SequenceMask {
+    let (len, back) = match span {
+        Span::Full => return SequenceMask::AllPairs(all_pairs_mask(span, n_positions, device)),
+        Span::Window { len } => (len, 1),
+        Span::Blocks { len, back } => (len, back),
+    };
+    let n_blocks = n_positions.div_ceil(len);
+    if n_blocks == 1 {
+        return SequenceMask::AllPairs(all_pairs_mask(span, n_positions, device));
+    }
+    let n_keys = (back + 1) * len;
+    let mut values = Vec::with_capacity(n_blocks * len * n_keys);
+    for block in 0..n_blocks {
+        for query in block * len..(block + 1) * len {
+            for slot in 0..n_keys {
+                let key = (block * len + slot).checked_sub(back * len);
+                values.push(if key.is_some_and(|key| span.sees(query, key)) { 0.0 } else { MASKED });
+            }
+        }
+    }
+    let mask = Tensor::from_data(TensorData::new(values, [n_blocks, 1, len, n_keys]), device);
+    SequenceMask::Blocks { len, back, mask }
+}
+
+fn all_pairs_mask(span: Span, n_positions: usize, device: &Device) -> Tensor<4> {
+    let mut values = Vec::with_capacity(n_positions * n_positions);
+    for query in 0..n_positions {
+        values.extend((0..n_positions).map(|key| if span.sees(query, key) { 0.0 } else { MASKED }));
+    }
+    Tensor::from_data(TensorData::new(values, [1, 1, n_positions, n_positions]), device)
+}
+
+/// `[B, N, H, K] -> [B, H, N, K]`
+fn heads_first(x: Tensor<4>) -> Tensor<4> {
+    x.swap_dims(HEAD, SEQ)
+}
+
+/// Zeros before and after the positions: `[B, N, H, K] -> [B, n_before + n_positions, H, K]`.
+fn pad_positions(x: Tensor<4>, n_before: usize, n_positions: usize) -> Tensor<4> {
+    let [batch, n_given, n_heads, head_dim] = x.dims();
+    let zeros = |n: usize| Tensor::zeros([batch, n, n_heads, head_dim], &x.device());
+    let mut parts = Vec::with_capacity(3);
+    if n_before > 0 {
+        parts.push(zeros(n_before));
+    }
+    let after = (n_positions > n_given).then(|| zeros(n_positions - n_given));
+    parts.push(x);
+    parts.extend(after);
+    Tensor::cat(parts, 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Positions;
+    use burn::tensor::Distribution;
+
+    #[test]
+    fn blocks_compute_what_all_pairs_compute() {
+        let device = Device::flex();
+        let spans = [
+            Span::Full,
+            Span::Window { len: 1 },
+            Span::Window { len: 3 },
+            Span::Window { len: 50 },
+            Span::Blocks { len: 4, back: 0 },
+            Span::Blocks { len: 3, back: 1 },
+            Span::Blocks { len: 2, back: 3 },
+        ];
+        for (span, sink) in spans.into_iter().flat_map(|span| [(span, false), (span, true)]) {
+            let spec = StackSpec {
+                d_model: 8,
+                n_layers: 1,
+                n_heads: 4,
+                n_kv_heads: 2,
+                d_ff: 8,
+                span,
+                positions: Positions::None,
+                sink,
+                norm_eps: 1e-5,
+            };
+            let attention = Attention::new(&spec, 1, &mut Initializer::new(1, 0.5, &device));
+            for n_positions in [1, 2, 7, 12] {
+                let x = Tensor::random([2, n_positions, 8], Distribution::Normal(0.0, 1.0), &device);
+                let mask = sequence_mask(span, n_positions, &device);
+                let fast = attention.forward(x.clone(), None, &mask);
+                let slow = attention.forward_all_pairs(x, None);
+                let difference: f32 = (fast - slow).abs().max().into_scalar();
+                assert!(difference < 1e-5, "{span:?} at {n_positions}: {difference}");
+            }
+        }
+    }
+}

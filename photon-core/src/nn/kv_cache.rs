@@ -1,0 +1,242 @@
+//! The cache of one attention layer: dense, one absolute position per entry, one length per row.
+//!
+//! The number of entries stored and the position of the next one are different numbers: what the span of the
+//! layer can never see again is dropped.
+
+use burn::tensor::{Bool, Device, Tensor, TensorData};
+
+use super::row_store::RowStore;
+use super::span::Span;
+
+/// Entries by which a cache without bound grows.
+const GROWTH_ENTRIES: usize = 256;
+
+/// Keys and values of one layer for every row of a batch.
+#[derive(Clone, Debug)]
+pub struct KvCache {
+    keys: RowStore,
+    values: RowStore,
+    span: Span,
+    rows: Vec<CachedRow>,
+}
+
+/// Where a row's live entries lie, and which positions they hold.
+#[derive(Clone, Debug, Default)]
+struct CachedRow {
+    /// Slot of the oldest live entry.
+    start: usize,
+    /// Absolute positions of the live entries, rising.
+    positions: Vec<usize>,
+}
+
+impl CachedRow {
+    /// The first free slot.
+    fn end(&self) -> usize {
+        self.start + self.positions.len()
+    }
+
+    /// Forgets the entries before `first_visible`.
+    fn drop_before(&mut self, first_visible: usize) {
+        let n_stale = self.positions.partition_point(|&position| position < first_visible);
+        self.positions.drain(..n_stale);
+        self.start = if self.positions.is_empty() { 0 } else { self.start + n_stale };
+    }
+}
+
+/// What a call attends to: keys and values `[b, H, E, K]`, and who sees what.
+pub struct Visible {
+    /// Cached and new keys.
+    pub keys: Tensor<4>,
+    /// Cached and new values.
+    pub values: Tensor<4>,
+    /// `[b, 1, N, E]`, true where a query must not look; absent where all queries see all entries.
+    pub hidden: Option<Tensor<4, Bool>>,
+}
+
+impl KvCache {
+    /// An empty cache.
+    pub fn new(n_rows: usize, n_kv_heads: usize, head_dim: usize, span: Span, device: &Device) -> Self {
+        let capacity = match span.max_entries() {
+            Some(entries) => rolling_capacity(entries),
+            None => GROWTH_ENTRIES,
+        };
+        let store = RowStore::new(n_rows, n_kv_heads, capacity, head_dim, device);
+        Self { keys: store.clone(), values: store, span, rows: vec![CachedRow::default(); n_rows] }
+    }
+
+    /// Adds entries to `rows` and returns all that the new positions may attend to.
+    ///
+    /// # Shapes
+    ///
+    /// `keys`, `values`: `[b, H, N, K]` for `b` rows; `positions`: `b` lists of `N` rising absolute positions,
+    /// all above those stored.
+    pub fn append(&mut self, rows: &[usize], positions: &[Vec<usize>], keys: Tensor<4>, values: Tensor<4>) -> Visible {
+        let n_new = positions[0].len();
+        // A call may skip positions, such as the groups before the newest.
+        for (&row, new) in rows.iter().zip(positions) {
+            self.rows[row].drop_before(self.span.first_visible(new[0]));
+        }
+        self.make_room(rows, n_new);
+        let offsets: Vec<usize> = rows.iter().map(|&row| self.rows[row].end()).collect();
+        self.keys.write(rows, &offsets, keys);
+        self.values.write(rows, &offsets, values);
+        for (&row, new) in rows.iter().zip(positions) {
+            self.rows[row].positions.extend(new);
+        }
+
+        let start = rows.iter().map(|&row| self.rows[row].start).min().unwrap_or(0);
+        let end = rows.iter().map(|&row| self.rows[row].end()).max().unwrap_or(0);
+        let visible = Visible {
+            keys: self.keys.read(rows, start, end),
+            values: self.values.read(rows, start, end),
+            hidden: self.hidden(rows, positions, start, end),
+        };
+        for (&row, new) in rows.iter().zip(positions) {
+            self.rows[row].drop_before(self.span.first_visible(new[n_new - 1] + 1));
+        }
+        self.give_back_room();
+        visible
+    }
+
+    /// Entries stored for `row`.
+    pub fn n_entries(&self, row: usize) -> usize {
+        self.rows[row].positions.len()
+    }
+
+    /// Entries of the row that holds most.
+    pub fn longest_row(&self) -> usize {
+        (0..self.rows.len()).map(|row| self.n_entries(row)).max().unwrap_or(0)
+    }
+
+    /// Bytes of the entries of all rows, without the room to grow.
+    pub fn used_bytes(&self) -> usize {
+        let n_entries: usize = (0..self.rows.len()).map(|row| self.n_entries(row)).sum();
+        n_entries * self.bytes() / (self.rows.len() * self.keys.capacity())
+    }
+
+    /// Bytes that the cache's tensors hold.
+    pub fn bytes(&self) -> usize {
+        self.keys.bytes() + self.values.bytes()
+    }
+
+    /// Keeps the given rows, in the given order.
+    pub fn select_rows(&mut self, rows: &[usize]) {
+        self.keys.select_rows(rows);
+        self.values.select_rows(rows);
+        self.rows = rows.iter().map(|&row| self.rows[row].clone()).collect();
+    }
+
+    fn make_room(&mut self, rows: &[usize], n_new: usize) {
+        let fits = |cache: &Self| rows.iter().all(|&row| cache.rows[row].end() + n_new <= cache.keys.capacity());
+        if fits(self) {
+            return;
+        }
+        self.move_to_front();
+        if fits(self) {
+            return;
+        }
+        let longest = self.longest_row();
+        let capacity = (longest + n_new).next_multiple_of(GROWTH_ENTRIES);
+        self.keys.resize(longest, capacity);
+        self.values.resize(longest, capacity);
+    }
+
+    /// A long piece of a prompt leaves a bounded cache larger than it needs to be.
+    fn give_back_room(&mut self) {
+        let Some(max_entries) = self.span.max_entries() else { return };
+        let capacity = rolling_capacity(max_entries);
+        if self.keys.capacity() > capacity && self.longest_row() <= capacity {
+            self.move_to_front();
+            let longest = self.longest_row();
+            self.keys.resize(longest, capacity);
+            self.values.resize(longest, capacity);
+        }
+    }
+
+    fn move_to_front(&mut self) {
+        for row in 0..self.rows.len() {
+            let CachedRow { start, .. } = self.rows[row];
+            if start > 0 {
+                let end = self.rows[row].end();
+                self.keys.move_to_front(row, start, end);
+                self.values.move_to_front(row, start, end);
+                self.rows[row].start = 0;
+            }
+        }
+    }
+
+    fn hidden(&self, rows: &[usize], queries: &[Vec<usize>], start: usize, end: usize) -> Option<Tensor<4, Bool>> {
+        let (n_queries, n_keys) = (queries[0].len(), end - start);
+        let mut hidden = vec![true; rows.len() * n_queries * n_keys];
+        for (index, (&row, queries)) in rows.iter().zip(queries).enumerate() {
+            let cached = &self.rows[row];
+            for (q, &query) in queries.iter().enumerate() {
+                let line = (index * n_queries + q) * n_keys + cached.start - start;
+                for (slot, &key) in cached.positions.iter().enumerate() {
+                    hidden[line + slot] = !self.span.sees(query, key);
+                }
+            }
+        }
+        if !hidden.contains(&true) {
+            return None;
+        }
+        let shape = [rows.len(), 1, n_queries, n_keys];
+        Some(Tensor::from_data(TensorData::new(hidden, shape), &self.keys.device()))
+    }
+}
+
+/// Twice what is seen, so that moving entries to the front happens once in that many steps.
+fn rolling_capacity(max_entries: usize) -> usize {
+    2 * max_entries
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entry(value: f32, device: &Device) -> Tensor<4> {
+        Tensor::full([1, 1, 1, 2], value, device)
+    }
+
+    #[test]
+    fn a_window_keeps_its_newest_entries_and_their_positions() {
+        let device = Device::flex();
+        let mut cache = KvCache::new(1, 1, 2, Span::Window { len: 3 }, &device);
+        let bytes = cache.bytes();
+        for position in 0..50 {
+            let new = entry(position as f32, &device);
+            let visible = cache.append(&[0], &[vec![position]], new.clone(), new);
+            let keys: Vec<f32> = visible.keys.try_to_vec_as().unwrap();
+            let expected: Vec<f32> = (position.saturating_sub(2)..=position).flat_map(|p| [p as f32; 2]).collect();
+            assert_eq!(keys, expected);
+            assert!(visible.hidden.is_none());
+        }
+        assert_eq!(cache.n_entries(0), 2, "what the next position sees beside itself");
+        assert_eq!(cache.bytes(), bytes, "a bounded cache must not grow");
+        let piece = Tensor::zeros([1, 1, 40, 2], &device);
+        cache.append(&[0], &[(50..90).collect()], piece.clone(), piece);
+        assert_eq!(cache.bytes(), bytes, "nor stay large after a long piece");
+    }
+
+    #[test]
+    fn a_new_block_starts_empty() {
+        let device = Device::flex();
+        let mut cache = KvCache::new(1, 1, 2, Span::Blocks { len: 3, back: 0 }, &device);
+        for position in 0..10 {
+            cache.append(&[0], &[vec![position]], entry(0.0, &device), entry(0.0, &device));
+            assert_eq!(cache.n_entries(0), (position + 1) % 3);
+        }
+    }
+
+    #[test]
+    fn a_full_cache_grows_and_hides_the_future_within_a_call() {
+        let device = Device::flex();
+        let mut cache = KvCache::new(1, 1, 2, Span::Full, &device);
+        let n = GROWTH_ENTRIES + 5;
+        let new = Tensor::zeros([1, 1, n, 2], &device);
+        let visible = cache.append(&[0], &[(0..n).collect()], new.clone(), new);
+        let hidden = visible.hidden.expect("earlier queries must not see later keys");
+        let n_hidden: i64 = hidden.int().sum().into_scalar();
+        assert_eq!(n_hidden as usize, n * (n - 1) / 2);
+    }
+}

@@ -1,0 +1,71 @@
+//! Rotary position embedding in the half-split convention of Llama: coordinate `k` turns with `k + K/2`.
+//!
+//! Burn's own rotates interleaved pairs and counts positions by itself; caches need positions passed in.
+
+use burn::tensor::{Device, Tensor, TensorData};
+
+/// Cosines and sines for the positions of one call, each `[B or 1, N, 1, K/2]`.
+#[derive(Clone, Debug)]
+pub struct Rotation {
+    cos: Tensor<4>,
+    sin: Tensor<4>,
+}
+
+impl Rotation {
+    /// The rotation of `positions`, one list a row, or a single list shared by all rows.
+    ///
+    /// # Panics
+    ///
+    /// If the lists differ in length or `head_dim` is odd.
+    pub fn new(positions: &[Vec<usize>], head_dim: usize, theta: f64, device: &Device) -> Self {
+        assert!(head_dim.is_multiple_of(2), "rope rotates pairs, head_dim = {head_dim}");
+        let n_positions = positions[0].len();
+        assert!(positions.iter().all(|row| row.len() == n_positions), "rows of one call have one length");
+        let half = head_dim / 2;
+        let frequencies: Vec<f64> = (0..half).map(|k| theta.powf(-2.0 * k as f64 / head_dim as f64)).collect();
+        let angles: Vec<f64> = positions
+            .iter()
+            .flatten()
+            .flat_map(|&position| frequencies.iter().map(move |frequency| position as f64 * frequency))
+            .collect();
+        let table = |f: fn(f64) -> f64| {
+            let values: Vec<f32> = angles.iter().map(|&angle| f(angle) as f32).collect();
+            Tensor::from_data(TensorData::new(values, [positions.len(), n_positions, 1, half]), device)
+        };
+        Self { cos: table(f64::cos), sin: table(f64::sin) }
+    }
+
+    /// Turns queries or keys.
+    ///
+    /// # Shapes
+    ///
+    /// `[B, N, H, K] -> [B, N, H, K]`
+    pub fn apply(&self, x: Tensor<4>) -> Tensor<4> {
+        const HEAD_DIM: usize = 3;
+        let half = x.dims()[HEAD_DIM] / 2;
+        let first = x.clone().narrow(HEAD_DIM, 0, half); // [B, N, H, K/2]
+        let second = x.narrow(HEAD_DIM, half, half);
+        let turned_first = first.clone() * self.cos.clone() - second.clone() * self.sin.clone();
+        let turned_second = second * self.cos.clone() + first * self.sin.clone();
+        Tensor::cat(vec![turned_first, turned_second], HEAD_DIM) // [B, N, H, K]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn scores_depend_on_the_offset_alone() {
+        let device = Device::flex();
+        let q = Tensor::<4>::from_floats([[[[0.3, -1.0, 0.5, 0.7]]]], &device);
+        let k = Tensor::<4>::from_floats([[[[1.1, 0.2, -0.4, 0.9]]]], &device);
+        let score = |query: usize, key: usize| -> f32 {
+            let q = Rotation::new(&[vec![query]], 4, 100.0, &device).apply(q.clone());
+            let k = Rotation::new(&[vec![key]], 4, 100.0, &device).apply(k.clone());
+            (q * k).sum().into_scalar()
+        };
+        assert!((score(5, 2) - score(1005, 1002)).abs() < 1e-4);
+        assert!((score(5, 2) - score(5, 3)).abs() > 1e-2);
+    }
+}

@@ -1,0 +1,124 @@
+//! A preallocated tensor whose batch rows are written and read at places of their own.
+//!
+//! Caches and the buffers of unfinished chunks stand on it. It counts nothing: who writes knows where.
+
+use burn::tensor::{Device, Tensor};
+
+/// `[B, H, capacity, K]`, written along the third axis.
+#[derive(Clone, Debug)]
+pub struct RowStore {
+    values: Tensor<4>,
+}
+
+impl RowStore {
+    /// Zeros.
+    pub fn new(n_rows: usize, n_heads: usize, capacity: usize, width: usize, device: &Device) -> Self {
+        Self { values: Tensor::zeros([n_rows, n_heads, capacity, width], device) }
+    }
+
+    /// Positions that fit in a row.
+    pub fn capacity(&self) -> usize {
+        self.values.dims()[2]
+    }
+
+    /// Where the tensor lives.
+    pub fn device(&self) -> Device {
+        self.values.device()
+    }
+
+    /// Bytes that the tensor holds.
+    pub fn bytes(&self) -> usize {
+        self.values.shape().num_elements() * self.values.dtype().size()
+    }
+
+    /// Writes `values [b, H, n, K]` into `rows`, row `i` from `offsets[i]` on.
+    ///
+    /// # Panics
+    ///
+    /// If a row would pass the capacity.
+    pub fn write(&mut self, rows: &[usize], offsets: &[usize], values: Tensor<4>) {
+        let [n_rows, n_heads, capacity, width] = self.values.dims();
+        let n_new = values.dims()[2];
+        assert!(offsets.iter().all(|o| o + n_new <= capacity), "writing past the capacity {capacity}");
+        if is_all(rows, n_rows) && offsets.iter().all(|&o| o == offsets[0]) {
+            let range = [0..n_rows, 0..n_heads, offsets[0]..offsets[0] + n_new, 0..width];
+            self.values.inplace(|store| store.slice_assign(range, values));
+            return;
+        }
+        for (index, (&row, &offset)) in rows.iter().zip(offsets).enumerate() {
+            let value = values.clone().narrow(0, index, 1); // [1, H, n, K]
+            let range = [row..row + 1, 0..n_heads, offset..offset + n_new, 0..width];
+            self.values.inplace(|store| store.slice_assign(range, value));
+        }
+    }
+
+    /// Positions `start..end` of `rows`: `[b, H, end - start, K]`.
+    pub fn read(&self, rows: &[usize], start: usize, end: usize) -> Tensor<4> {
+        let [n_rows, ..] = self.values.dims();
+        let values = self.values.clone().narrow(2, start, end - start);
+        match is_all(rows, n_rows) {
+            true => values,
+            false => values.select(0, row_indices(rows, &self.values.device())),
+        }
+    }
+
+    /// Makes room for `capacity` positions, keeping the first `keep` of every row.
+    pub fn resize(&mut self, keep: usize, capacity: usize) {
+        let [n_rows, n_heads, _, width] = self.values.dims();
+        let device = self.values.device();
+        self.values.inplace(|store| match keep {
+            0 => Tensor::zeros([n_rows, n_heads, capacity, width], &device),
+            _ => {
+                let rest = Tensor::zeros([n_rows, n_heads, capacity - keep, width], &device);
+                Tensor::cat(vec![store.narrow(2, 0, keep), rest], 2)
+            }
+        });
+    }
+
+    /// Moves `start..end` of one row to its beginning.
+    pub fn move_to_front(&mut self, row: usize, start: usize, end: usize) {
+        // Adding zero makes an own copy, so that the write below finds the store unshared and stays in place.
+        let moved = self.read(&[row], start, end) + 0.0;
+        self.write(&[row], &[0], moved);
+    }
+
+    /// Keeps the given rows, in the given order.
+    pub fn select_rows(&mut self, rows: &[usize]) {
+        let indices = row_indices(rows, &self.values.device());
+        self.values.inplace(|store| store.select(0, indices));
+    }
+}
+
+fn is_all(rows: &[usize], n_rows: usize) -> bool {
+    rows.len() == n_rows && rows.iter().enumerate().all(|(i, &row)| i == row)
+}
+
+/// Row numbers as an index tensor.
+pub fn row_indices(rows: &[usize], device: &Device) -> Tensor<1, burn::tensor::Int> {
+    let indices: Vec<i64> = rows.iter().map(|&row| row as i64).collect();
+    Tensor::from_ints(indices.as_slice(), device)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn values(store: &RowStore) -> Vec<f32> {
+        store.values.try_to_vec_as().unwrap()
+    }
+
+    #[test]
+    fn rows_are_written_at_their_own_offsets() {
+        let device = Device::flex();
+        let mut store = RowStore::new(3, 1, 3, 1, &device);
+        let new = Tensor::from_floats([[[[1.0]]], [[[2.0]]]], &device);
+        store.write(&[2, 0], &[1, 2], new);
+        assert_eq!(values(&store), [0.0, 0.0, 2.0, 0.0, 0.0, 0.0, 0.0, 1.0, 0.0]);
+        store.move_to_front(0, 1, 3);
+        assert_eq!(values(&store)[..3], [0.0, 2.0, 2.0]);
+        store.resize(2, 4);
+        assert_eq!(store.capacity(), 4);
+        store.select_rows(&[2, 0]);
+        assert_eq!(values(&store), [0.0, 1.0, 0.0, 0.0, 0.0, 2.0, 0.0, 0.0]);
+    }
+}

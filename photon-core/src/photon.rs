@@ -1,0 +1,215 @@
+//! The hierarchical model: this file reads like the paper's figure, and is the only one that names every stage.
+//!
+//! # Which vector conditions which chunk
+//!
+//! Only the top level is shifted: chunk g of level L-1 is conditioned on top latent g-1, the first on a learned
+//! start latent. Below the top nothing is shifted: what decoder l+1 emits for unit i conditions unit i's own
+//! contents. Contents are teacher-forced: upper decoders read encoder latents, the token decoder reads tokens.
+//!
+//! With L = 2, C = (2, 2) and tokens t0...t7, the logits of t6: top latent 0 (of t0...t3) conditions the second
+//! meta-chunk; decoder 2 reads the level-1 latent of (t4, t5) and emits the conditioning of (t6, t7); the token
+//! decoder starts from that prefix. Seen: t0...t5. The logits of t7 have seen t6 besides.
+
+use burn::module::{Module, Param};
+use burn::nn::{Embedding, Linear};
+use burn::tensor::{Int, Tensor};
+
+use crate::config::PhotonConfig;
+use crate::decoder::{Decoder, DecoderInput, Wanted};
+use crate::encoder::Encoder;
+use crate::init::Initializer;
+use crate::model::Hidden;
+use crate::state::PhotonState;
+
+/// The hierarchical language model.
+///
+/// # Source
+///
+/// PHOTON, arXiv 2512.20687 v2; where the paper is silent, `ARCHITECTURE.md` says what was chosen.
+#[derive(Module, Debug)]
+pub struct Photon {
+    encoder_embedding: Embedding,
+    encoders: Vec<Encoder>,
+    start_latent: Param<Tensor<1>>,
+    decoders: Vec<Decoder>,
+    decoder_embedding: Embedding,
+    head: Linear,
+    #[module(skip)]
+    config: PhotonConfig,
+}
+
+/// What decoder l emitted for the units of level l-1, beside the latents that it stood for; l ≥ 2.
+#[derive(Clone, Debug)]
+pub struct Reconstruction {
+    /// The level of the units, l-1.
+    pub level: usize,
+    /// `H^{l-1}`, `[B, M, D]`.
+    pub emitted: Tensor<3>,
+    /// `X^{l-1}`, `[B, M, D]`.
+    pub latents: Tensor<3>,
+}
+
+impl Photon {
+    /// Fresh weights.
+    pub fn new(config: &PhotonConfig, init: &mut Initializer) -> Self {
+        let levels = 1..=config.n_levels();
+        Self {
+            encoder_embedding: init.embedding(config.vocab_size, config.chunker_input_width(1)),
+            encoders: levels.clone().map(|level| Encoder::new(config, level, init)).collect(),
+            start_latent: init.vector(config.width(config.n_levels())),
+            decoders: levels.map(|level| Decoder::new(config, level, init)).collect(),
+            decoder_embedding: init.embedding(config.vocab_size, config.d_model),
+            head: init.linear(config.d_model, config.vocab_size),
+            config: config.clone(),
+        }
+    }
+
+    /// The training forward: for every token, the hidden state that predicts it from the tokens before.
+    ///
+    /// Any length works: the sequence is padded to whole meta-chunks, and what the padding adds is dropped.
+    ///
+    /// # Shapes
+    ///
+    /// `[B, T] -> [B, T, D_0]`
+    pub fn hidden(&self, token_ids: Tensor<2, Int>) -> Hidden {
+        let [batch, n_tokens] = token_ids.dims();
+        let token_ids = pad_tokens(token_ids, n_tokens.next_multiple_of(self.config.meta_chunk_tokens()));
+
+        // Up: every level's units, finest first. `units[l]` is what decoder l+1 reads.
+        let mut units = vec![self.decoder_embedding.forward(token_ids.clone())]; // [B, T, D_0]
+        let mut below = self.encoder_embedding.forward(token_ids); // [B, T, D_embed]
+        for encoder in &self.encoders {
+            below = encoder.forward(below); // [B, M_l, D_l]
+            units.push(below.clone());
+        }
+
+        // Turn: the top level alone is shifted by one.
+        let [_, n_top, d_top] = below.dims();
+        let start = self.start(batch); // [B, 1, D_L]
+        let mut conditioning = match n_top {
+            1 => start,
+            _ => Tensor::cat(vec![start, below.slice([0..batch, 0..n_top - 1, 0..d_top])], 1),
+        }; // [B, M_L, D_L]
+
+        // Down: each level emits one vector for every unit of the level below.
+        let mut reconstructions = Vec::with_capacity(self.decoders.len() - 1);
+        for (level, decoder) in self.decoders.iter().enumerate().rev() {
+            let contents = units.swap_remove(level);
+            conditioning = decoder.forward(conditioning, contents.clone()); // [B, M_level, D_level]
+            if level > 0 {
+                reconstructions.push(Reconstruction { level, emitted: conditioning.clone(), latents: contents });
+            }
+        }
+        Hidden { tokens: conditioning.narrow(1, 0, n_tokens), reconstructions }
+    }
+
+    /// The state before any token, and the hidden state of the first.
+    ///
+    /// # Shapes
+    ///
+    /// `-> [B, D_0]`
+    pub fn begin(&self, n_rows: usize) -> (PhotonState, Tensor<2>) {
+        let device = self.start_latent.val().device();
+        let mut state = PhotonState {
+            n_tokens: vec![0; n_rows],
+            encoders: self.encoders.iter().map(|encoder| encoder.start(n_rows, &device)).collect(),
+            decoders: self.decoders.iter().map(|decoder| decoder.start(n_rows, &device)).collect(),
+        };
+        let rows: Vec<usize> = (0..n_rows).collect();
+        let n_before = vec![0; n_rows];
+        let mut conditioning = self.start(n_rows); // [B, 1, D_L]
+        for (decoder, state) in self.decoders.iter().zip(&mut state.decoders).rev() {
+            let input = DecoderInput { units: None, conditioning: Some(conditioning) };
+            conditioning = decoder.extend(state, &rows, &n_before, input, Wanted::Newest); // [B, 1, D_below]
+        }
+        (state, newest(conditioning))
+    }
+
+    /// Takes up tokens of `rows` whose work is equal (see [`Photon::work`]); returns the hidden state of the next.
+    ///
+    /// # Shapes
+    ///
+    /// `[b, n] -> [b, D_0]`
+    pub fn extend(&self, state: &mut PhotonState, rows: &[usize], token_ids: Tensor<2, Int>) -> Tensor<2> {
+        let n_new = token_ids.dims()[1];
+
+        // Up: a level's encoder runs when chunks of it complete.
+        let mut units = vec![Some(self.decoder_embedding.forward(token_ids.clone()))]; // [b, n, D_0]
+        let mut below = Some(self.encoder_embedding.forward(token_ids)); // [b, n, D_embed]
+        for (level, (encoder, encoder_state)) in self.encoders.iter().zip(&mut state.encoders).enumerate() {
+            let n_before = units_before(&self.config, &state.n_tokens, rows, level);
+            below = below.and_then(|units| encoder.extend(encoder_state, rows, &n_before, units)); // [b, m_l, D_l]
+            units.push(below.clone());
+        }
+
+        // Down: new top latents condition new groups; a level without new units has nothing to do.
+        let mut conditioning = below;
+        for (level, decoder) in self.decoders.iter().enumerate().rev() {
+            if let Some(contents) = units.swap_remove(level) {
+                let n_before = units_before(&self.config, &state.n_tokens, rows, level);
+                let input = DecoderInput { units: Some(contents), conditioning };
+                let decoder_state = &mut state.decoders[level];
+                conditioning = Some(decoder.extend(decoder_state, rows, &n_before, input, self.wanted(level)));
+            }
+        }
+        rows.iter().for_each(|&row| state.n_tokens[row] += n_new);
+        newest(conditioning.expect("new tokens are new units of level 0"))
+    }
+
+    /// What decides which stages run for `n_new` tokens of a row: rows of equal work go through in one call.
+    ///
+    /// One token costs the same wherever its chunk stands, as long as equally many levels complete with it.
+    pub fn work(&self, state: &PhotonState, row: usize, n_new: usize) -> (usize, usize) {
+        let n_before = state.n_tokens[row];
+        if n_new == 1 {
+            let completes = |level: &usize| (n_before + 1).is_multiple_of(self.config.tokens_per_unit(*level));
+            return (1, (1..=self.config.n_levels()).take_while(completes).count());
+        }
+        (n_new, n_before % self.config.meta_chunk_tokens())
+    }
+
+    /// Logits of hidden states: `[N, D_0] -> [N, V]`.
+    pub fn head(&self) -> &Linear {
+        &self.head
+    }
+
+    /// The architecture.
+    pub fn config(&self) -> &PhotonConfig {
+        &self.config
+    }
+
+    /// How much of decoder `level + 1`'s output the decoders below it need.
+    fn wanted(&self, level: usize) -> Wanted {
+        match self.decoders[..=level].iter().all(Decoder::is_chunk_local) {
+            true => Wanted::Newest,
+            false => Wanted::All,
+        }
+    }
+
+    fn start(&self, n_rows: usize) -> Tensor<3> {
+        let start = self.start_latent.val();
+        let [d_top] = start.dims();
+        start.reshape([1, 1, d_top]).expand([n_rows, 1, d_top])
+    }
+}
+
+/// Units of `level` that the rows had before this call.
+fn units_before(config: &PhotonConfig, n_tokens: &[usize], rows: &[usize], level: usize) -> Vec<usize> {
+    rows.iter().map(|&row| n_tokens[row] / config.tokens_per_unit(level)).collect()
+}
+
+/// Pads on the right with token 0: `[B, T] -> [B, T']`. By causality no earlier output changes.
+fn pad_tokens(token_ids: Tensor<2, Int>, n_padded: usize) -> Tensor<2, Int> {
+    let [batch, n_tokens] = token_ids.dims();
+    if n_tokens == n_padded {
+        return token_ids;
+    }
+    let padding = Tensor::zeros([batch, n_padded - n_tokens], &token_ids.device());
+    Tensor::cat(vec![token_ids, padding], 1)
+}
+
+/// The last position: `[b, n, D] -> [b, D]`.
+fn newest(x: Tensor<3>) -> Tensor<2> {
+    let [batch, n_positions, d_model] = x.dims();
+    x.narrow(1, n_positions - 1, 1).reshape([batch, d_model])
+}

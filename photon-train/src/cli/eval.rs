@@ -1,0 +1,71 @@
+//! `photon-train eval`.
+
+use std::path::PathBuf;
+
+use anyhow::Result;
+use clap::Args;
+use photon_core::checkpoint::Checkpoint;
+use photon_core::device::DeviceChoice;
+use photon_train::data::{build_store, read_corpus};
+use photon_train::eval::evaluate;
+use photon_train::replicas::{Replicas, default_replicas};
+
+use super::{Format, bytes_bar, log, print};
+
+#[derive(Args)]
+pub(super) struct EvalArgs {
+    /// Folder with model.safetensors, config.toml and tokenizer.json.
+    checkpoint: PathBuf,
+    /// Files, folders or patterns.
+    #[arg(required = true)]
+    text: Vec<String>,
+    /// Tokens of a row; every row starts without context.
+    #[arg(long, default_value_t = 512)]
+    seq_len: usize,
+    /// Look at this many tokens at most, evenly spread.
+    #[arg(long, default_value_t = usize::MAX, hide_default_value = true)]
+    max_tokens: usize,
+    /// Key of the text in each line of a .jsonl file.
+    #[arg(long, default_value = "text")]
+    text_field: String,
+    /// auto, cpu, cuda or wgpu.
+    #[arg(long, default_value = "auto")]
+    device: DeviceChoice,
+    /// How to print.
+    #[arg(long, value_enum, default_value_t = Format::Text)]
+    format: Format,
+}
+
+pub(super) fn run(args: &EvalArgs) -> Result<()> {
+    anyhow::ensure!(args.seq_len >= 2, "--seq-len {}: must be at least 2", args.seq_len);
+    let device = args.device.open()?;
+    let checkpoint = Checkpoint::load(&args.checkpoint, &device.device)?;
+    let corpus = read_corpus(&args.text, &args.text_field)?;
+    log(&corpus.skipped);
+    let folder = tempfile::tempdir()?;
+    let bar = bytes_bar("tokenising");
+    let store = build_store(&corpus.documents, &checkpoint.tokenizer, &folder.path().join("text"), &mut |done, all| {
+        bar.set_length(all);
+        bar.set_position(done);
+    })?;
+    bar.finish_and_clear();
+    anyhow::ensure!(store.len() >= 2, "the text has {} tokens, at least 2 are needed", store.len());
+    let replicas = Replicas::new(default_replicas(device.name))?;
+    let result = evaluate(&checkpoint.model, &store, args.seq_len, args.max_tokens, &replicas);
+    match args.format {
+        Format::Json => print(serde_json::to_string(&result)?),
+        Format::Text => {
+            print(format!("tokens          {}", result.n_tokens))?;
+            print(format!("cross-entropy   {:.4} nats/token", result.nats_per_token))?;
+            print(format!("perplexity      {:.3} per token", result.perplexity))?;
+            print(format!("bits per byte   {:.4}", result.bits_per_byte))?;
+            if result.slot_nats.len() > 1 {
+                print("cross-entropy by slot of the level-1 chunk, nats/token")?;
+                for (slot, nats) in result.slot_nats.iter().enumerate() {
+                    print(format!("  slot {slot}        {nats:.4}"))?;
+                }
+            }
+            Ok(())
+        }
+    }
+}

@@ -1,0 +1,87 @@
+//! Arguments to calls, results to stdout, logs to stderr.
+
+mod eval;
+mod import;
+mod info;
+mod run;
+mod tokenizer;
+
+use std::io::{IsTerminal, Write};
+
+use anyhow::Result;
+use clap::{Parser, Subcommand, ValueEnum};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+const EXAMPLES: &str = "\
+Examples:
+  photon-train run configs/train/quickstart.toml
+  photon-train run configs/train/quickstart.toml --set optimizer.learning_rate=3e-4 --out runs/slower
+  photon-train eval runs/quickstart/checkpoints/best book.txt
+  photon-train info configs/model/photon-600m.toml
+  photon-train tokenizer texts/ --vocab-size 4096 --out tokenizer.json
+  photon-train import-llama SmolLM2-135M --out models/smollm2";
+
+/// Trains and evaluates hierarchical language models.
+#[derive(Parser)]
+#[command(version, after_help = EXAMPLES)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Train a model from fresh weights.
+    Run(run::RunArgs),
+    /// Measure how well a checkpoint predicts a text.
+    Eval(eval::EvalArgs),
+    /// Print what a model costs: parameters, FLOPs, cache bytes.
+    Info(info::InfoArgs),
+    /// Train a byte-level BPE tokenizer on text files.
+    Tokenizer(tokenizer::TokenizerArgs),
+    /// Turn a Llama-architecture model of the transformers package into a checkpoint.
+    ImportLlama(import::ImportArgs),
+}
+
+/// How results are printed.
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Format {
+    Text,
+    Json,
+}
+
+/// Runs the command that the arguments name.
+pub(crate) fn run() -> Result<()> {
+    match Cli::parse().command {
+        Command::Run(args) => run::run(args),
+        Command::Eval(args) => eval::run(&args),
+        Command::Info(args) => info::run(&args),
+        Command::Tokenizer(args) => tokenizer::run(&args),
+        Command::ImportLlama(args) => import::run(&args),
+    }
+}
+
+/// A line for the log.
+fn log(line: impl std::fmt::Display) {
+    let _ = writeln!(std::io::stderr(), "{line}");
+}
+
+/// A line of results.
+fn print(line: impl std::fmt::Display) -> Result<()> {
+    Ok(writeln!(std::io::stdout(), "{line}")?)
+}
+
+/// A bar over bytes of text, hidden where nobody sees it.
+fn bytes_bar(action: &'static str) -> ProgressBar {
+    let style = "{msg} [{bar:30}] {bytes}/{total_bytes}, {bytes_per_sec}, ETA {eta}";
+    bar(0, style).with_message(action)
+}
+
+fn bar(len: u64, style: &str) -> ProgressBar {
+    let target = match std::io::stderr().is_terminal() {
+        true => ProgressDrawTarget::stderr_with_hz(4),
+        false => ProgressDrawTarget::hidden(),
+    };
+    let style = ProgressStyle::with_template(style).unwrap_or_else(|_| ProgressStyle::default_bar());
+    ProgressBar::with_draw_target(Some(len), target).with_style(style.progress_chars("=> "))
+}

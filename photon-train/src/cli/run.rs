@@ -1,0 +1,155 @@
+//! `photon-train run`.
+
+use std::io::IsTerminal;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use anyhow::{Context, Result, bail};
+use clap::Args;
+use indicatif::ProgressBar;
+use photon_core::device::DeviceChoice;
+use photon_core::tokenizer::Tokenizer;
+use photon_train::config::RunConfig;
+use photon_train::data::prepare;
+use photon_train::record::Existing;
+use photon_train::trainer::{EvalReport, Observer, RunPlace, StepReport, check_vocabulary, train};
+
+use super::{bar, bytes_bar, log, print};
+
+#[derive(Args)]
+pub(super) struct RunArgs {
+    /// The run as a TOML file.
+    config: PathBuf,
+    /// Change a key of the config, as key.path=value; may be given several times.
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    set: Vec<String>,
+    /// auto, cpu, cuda or wgpu.
+    #[arg(long, default_value = "auto")]
+    device: DeviceChoice,
+    /// The run folder. Without it runs/NAME after the config's file name.
+    #[arg(long)]
+    out: Option<PathBuf>,
+    /// Replace the run that the folder holds.
+    #[arg(long)]
+    overwrite: bool,
+}
+
+pub(super) fn run(args: RunArgs) -> Result<()> {
+    let config = RunConfig::load(&args.config, &args.set)?;
+    let out = match args.out {
+        Some(out) => out,
+        None => Path::new("runs").join(args.config.file_stem().context("the config has no file name")?),
+    };
+    let tokenizer = match config.train.tokenizer.as_str() {
+        "bytes" => Tokenizer::bytes(),
+        path => Tokenizer::load(Path::new(path))?,
+    };
+    check_vocabulary(&config, &tokenizer)?;
+    let device = args.device.open()?;
+    let stop = stop_on_interrupt()?;
+    let tokenising = bytes_bar("tokenising");
+    // Beside the runs, so that the next run on the same text finds the tokens.
+    let cache = out.parent().unwrap_or(Path::new("")).join(".tokens");
+    let data = prepare(&config.train.data, &tokenizer, &cache, config.train.seq_len, &mut |done, total| {
+        tokenising.set_length(total);
+        tokenising.set_position(done);
+    })?;
+    tokenising.finish_and_clear();
+    log(&data.report);
+    log(format!("device: {}; run folder: {}", device.name, out.display()));
+
+    let mut watch = Watch::new(config.train.steps);
+    let place = RunPlace {
+        folder: &out,
+        existing: if args.overwrite { Existing::Replace } else { Existing::Refuse },
+        stop: &stop,
+        observer: &mut watch,
+    };
+    let outcome = train(&config, &tokenizer, data, &device, place)?;
+    watch.bar.finish_and_clear();
+    if outcome.interrupted {
+        bail!(
+            "interrupted after {} of {} steps; the weights are in {}",
+            outcome.steps,
+            config.train.steps,
+            out.join("checkpoints/last").display()
+        );
+    }
+    print(format!(
+        "held-out bits per byte: {:.4} after {} steps (best {:.4})",
+        outcome.last.bits_per_byte, outcome.steps, outcome.best_bits_per_byte
+    ))?;
+    print("try it:")?;
+    print(format!(
+        "  cargo run --release --bin photon-infer -- generate --model {} --prompt \"{}\"",
+        out.join("checkpoints/best").display(),
+        config.train.eval.sample_prompt.escape_debug()
+    ))
+}
+
+/// A flag that the first Ctrl-C sets; the second ends the program at once.
+fn stop_on_interrupt() -> Result<Arc<AtomicBool>> {
+    let stop = Arc::new(AtomicBool::new(false));
+    let flag = stop.clone();
+    ctrlc::set_handler(move || {
+        if flag.swap(true, Ordering::Relaxed) {
+            std::process::exit(130);
+        }
+        log("stopping after this step and saving (again to stop at once)");
+    })
+    .context("cannot listen for Ctrl-C")?;
+    Ok(stop)
+}
+
+/// Shows the run: a bar on a terminal, a line now and then elsewhere.
+struct Watch {
+    bar: ProgressBar,
+    is_terminal: bool,
+    /// Smoothed, because single batches differ.
+    loss_nats: Option<f64>,
+}
+
+/// Steps between lines where there is no terminal.
+const STEPS_PER_LINE: u64 = 50;
+
+impl Watch {
+    fn new(steps: u64) -> Self {
+        let style = "[{bar:24}] {pos}/{len} steps, ETA {eta}, {msg}";
+        Self { bar: bar(steps, style), is_terminal: std::io::stderr().is_terminal(), loss_nats: None }
+    }
+
+    fn say(&self, line: &str) {
+        match self.is_terminal {
+            true => self.bar.println(line),
+            false => log(line),
+        }
+    }
+}
+
+impl Observer for Watch {
+    fn step(&mut self, report: &StepReport) {
+        let before = self.loss_nats.unwrap_or(report.loss_nats);
+        let smooth = 0.95 * before + 0.05 * report.loss_nats;
+        self.loss_nats = Some(smooth);
+        let bits = smooth / report.loss_nats * report.bits_per_byte;
+        let message = format!("loss {smooth:.3} nats, {bits:.3} bits/byte, {:.0} tokens/s", report.tokens_per_sec);
+        self.bar.set_position(report.step);
+        if !self.is_terminal && report.step.is_multiple_of(STEPS_PER_LINE) {
+            let length = self.bar.length().unwrap_or(0);
+            let eta = indicatif::HumanDuration(self.bar.eta());
+            log(format!("step {}/{length}: {message}, ETA {eta}", report.step));
+        }
+        self.bar.set_message(message);
+    }
+
+    fn evaluation(&mut self, report: &EvalReport) {
+        let best = if report.is_best && report.step > 0 { " (best)" } else { "" };
+        let bits = report.held_out.bits_per_byte;
+        self.say(&format!("step {}: held-out {bits:.4} bits/byte{best}", report.step));
+        if let Some(sample) = &report.sample {
+            let shown: String = sample.chars().map(|c| if c.is_control() && c != '\n' { '·' } else { c }).collect();
+            self.say(&format!("    {}\n", shown.trim_end().replace('\n', "\n    ")));
+        }
+    }
+}

@@ -1,0 +1,22 @@
+//! Learning: text to batches, batches to gradients, gradients to weights, and a record of it all.
+//!
+//! ```text
+//! data       files -> documents -> token stores -> batches, each a pure function of (seed, step)
+//! replicas   batch -> gradients, on every core
+//! optimizer  gradients -> weights
+//! eval       weights -> bits per byte
+//! record     the run folder: config, metrics, events, samples
+//! trainer    the loop over all of it
+//! ```
+//!
+//! The model is `photon-core`'s; generation beyond the samples of a run is `photon-infer`'s.
+
+pub mod config;
+pub mod data;
+pub mod eval;
+pub mod optimizer;
+pub mod record;
+pub mod replicas;
+pub mod sample;
+pub mod schedule;
+pub mod trainer;

@@ -1,0 +1,146 @@
+//! What the accounting says is what the built model has.
+
+use burn::module::{Module, ModuleVisitor, Param};
+use burn::tensor::{Device, Tensor};
+use photon_core::accounting::{CacheDtype, cache_cost, model_cost};
+use photon_core::config::{ModelConfig, PhotonConfig};
+use photon_core::model::Model;
+use photon_core::nn::span::Span;
+
+use crate::support::{flat_cases, parse, photon_cases, random_rows};
+
+/// Parameter counts of the paper's tables 4 to 12.
+#[test]
+fn presets_have_the_papers_parameters_to_the_unit() {
+    let presets = [
+        (include_str!("../../configs/model/photon-600m.toml"), 646_399_104),
+        (include_str!("../../configs/model/photon-900m.toml"), 907_162_368),
+        (include_str!("../../configs/model/photon-1.2b.toml"), 1_229_531_520),
+        (include_str!("../../configs/model/flat-600m.toml"), 610_915_968),
+        (include_str!("../../configs/model/flat-900m.toml"), 867_114_752),
+        (include_str!("../../configs/model/flat-1.2b.toml"), 1_184_657_280),
+        (include_str!("../../configs/model/block-600m.toml"), 629_770_752),
+    ];
+    for (toml, expected) in presets {
+        assert_eq!(model_cost(&parse(toml), 2048).parameters(), expected, "{toml}");
+    }
+}
+
+#[test]
+fn parameters_are_those_of_the_built_model() {
+    for case in photon_cases().into_iter().chain(flat_cases()) {
+        let cost = model_cost(&case.config, 64);
+        let model = Model::new(&case.config, 0, &Device::flex());
+        assert_eq!(cost.parameters() + cost.start_parameters, model.num_params(), "{}", case.name);
+    }
+}
+
+/// Every matrix of the built model times the positions it runs at, and every pair that attention sees.
+#[test]
+fn flops_are_those_of_the_built_model() {
+    struct Matrices {
+        path: Vec<String>,
+        found: Vec<(String, usize)>,
+    }
+    impl ModuleVisitor for Matrices {
+        fn enter_module(&mut self, name: &str, _: &str) {
+            self.path.push(name.into());
+        }
+        fn exit_module(&mut self, _: &str, _: &str) {
+            self.path.pop();
+        }
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+            if D == 2 {
+                self.found.push((self.path.join("."), param.val().shape().num_elements()));
+            }
+        }
+    }
+    for case in photon_cases().into_iter().chain(flat_cases()) {
+        let seq_len = 2 * case.config.meta_chunk_tokens();
+        let mut matrices = Matrices { path: Vec::new(), found: Vec::new() };
+        Model::new(&case.config, 0, &Device::flex()).visit(&mut matrices);
+        let products: usize = matrices
+            .found
+            .iter()
+            .filter(|(path, _)| !path.contains("embedding"))
+            .map(|(path, size)| 2 * size * positions(&case.config, path, seq_len))
+            .sum();
+        let expected = (products + attention_flops(&case.config, seq_len)) as f64 / seq_len as f64;
+        let counted = model_cost(&case.config, seq_len).forward_flops_per_token();
+        assert!((counted - expected).abs() < 1e-6 * expected, "{}: {counted}, built {expected}", case.name);
+    }
+}
+
+/// Positions at which the matrix at `path` runs.
+fn positions(config: &ModelConfig, path: &str, seq_len: usize) -> usize {
+    let ModelConfig::Photon(config) = config else { return seq_len };
+    let parts: Vec<&str> = path.split('.').collect();
+    let stage = parts.iter().position(|part| matches!(*part, "encoders" | "decoders"));
+    let Some(stage) = stage else { return seq_len };
+    let level = parts[stage + 1].parse::<usize>().unwrap() + 1;
+    match (parts[stage], path.contains("converter")) {
+        ("encoders", _) => seq_len / config.tokens_per_unit(level),
+        (_, true) => seq_len / config.tokens_per_unit(level),
+        (_, false) => seq_len / config.tokens_per_unit(level) * config.group_len(level),
+    }
+}
+
+fn attention_flops(config: &ModelConfig, seq_len: usize) -> usize {
+    let pairs = |span: Span, n: usize| (0..n).map(|q| (0..n).filter(|&k| span.sees(q, k)).count()).sum::<usize>();
+    let flops = |spec: photon_core::config::StackSpec, n| 4 * spec.n_layers * spec.d_model * pairs(spec.span, n);
+    match config {
+        ModelConfig::Flat(config) => flops(config.spec(), seq_len),
+        ModelConfig::Photon(config) => (1..=config.n_levels())
+            .map(|level| {
+                let n_units = seq_len / config.tokens_per_unit(level);
+                flops(config.encoder_spec(level), n_units)
+                    + flops(config.decoder_spec(level), n_units * config.group_len(level))
+            })
+            .sum(),
+    }
+}
+
+#[test]
+fn cache_bytes_are_those_of_the_built_state() {
+    for case in photon_cases().into_iter().chain(flat_cases()) {
+        let model = Model::new(&case.config, 0, &Device::flex());
+        let n_tokens = 5 * case.config.meta_chunk_tokens() + 3;
+        let (mut state, _) = model.begin(1);
+        model.extend(&mut state, &[0], &random_rows(1, n_tokens, 1));
+        for (cost, found) in cache_cost(&case.config).into_iter().zip(state.cache_use()) {
+            assert_eq!(cost.stage, found.stage);
+            assert_eq!(found.used_bytes, found.entries * cost.numbers_per_entry * CacheDtype::F32.bytes());
+            if cost.max_entries.is_none() {
+                // The flat model's start embedding is an entry that stands for no token.
+                let start = usize::from(cost.stage == "stack");
+                assert_eq!(found.entries, n_tokens / cost.tokens_per_entry + start, "{}: {}", case.name, cost.stage);
+            } else {
+                assert!(found.entries <= cost.max_entries.unwrap(), "{}: {}", case.name, cost.stage);
+            }
+        }
+    }
+}
+
+/// The paper's §4 in bytes: 12.8 times less than flat, 64 times less at the top alone.
+#[test]
+fn cache_growth_of_the_600m_models_is_the_papers() {
+    let growth = |toml: &str| -> f64 {
+        cache_cost(&parse(toml)).iter().map(|stage| stage.growth_bytes_per_token(CacheDtype::F16)).sum()
+    };
+    assert_eq!(growth(include_str!("../../configs/model/flat-600m.toml")), 106_496.0);
+    assert_eq!(growth(include_str!("../../configs/model/block-600m.toml")), 13_312.0);
+    assert_eq!(growth(include_str!("../../configs/model/photon-600m.toml")), 8_320.0);
+}
+
+#[test]
+fn windows_bound_every_cache_but_the_top() {
+    let config = parse(include_str!("../../configs/model/photon-3l-small.toml"));
+    let growing: Vec<String> = cache_cost(&config)
+        .into_iter()
+        .filter(|cost| cost.max_entries.is_none())
+        .map(|cost| cost.stage)
+        .collect();
+    assert_eq!(growing, ["encoder 3"]);
+    let ModelConfig::Photon(PhotonConfig { levels, .. }) = config else { panic!("a photon preset") };
+    assert_eq!(levels.len(), 3);
+}

@@ -1,0 +1,107 @@
+//! Cached generation equals the training forward.
+
+use burn::tensor::Device;
+use photon_core::model::Model;
+use photon_core::state::State;
+
+use crate::support::{Case, flat_cases, forward, max_difference, photon_cases, random_rows, rows_of, shaken};
+
+/// f32, sums in another order, a few layers deep.
+const TOLERANCE: f32 = 1e-4;
+
+fn all_cases() -> impl Iterator<Item = Case> {
+    photon_cases().into_iter().chain(flat_cases())
+}
+
+/// Takes up `tokens` in pieces of the given size and returns the logits of the next token.
+fn prefill(model: &Model, state: &mut State, row: usize, tokens: &[u32], piece_len: usize) -> Option<Vec<f32>> {
+    tokens.chunks(piece_len).map(|piece| rows_of(model.extend(state, &[row], &[piece.to_vec()])).remove(0)).last()
+}
+
+#[test]
+fn every_prompt_length_gives_the_forward_logits_whole_or_in_pieces() {
+    for case in all_cases() {
+        let model = shaken(&case.config, &Device::flex());
+        let n_tokens = 2 * case.config.meta_chunk_tokens() + 1;
+        let tokens = random_rows(1, n_tokens + 1, 11).remove(0);
+        let expected = forward(&model, &[tokens.clone()]).remove(0);
+        let (_, first) = model.begin(1);
+        let difference = max_difference(&rows_of(first)[0], &expected[0]);
+        assert!(difference <= TOLERANCE, "{}: empty prompt: {difference}", case.name);
+        for prompt_len in 1..=n_tokens {
+            for piece_len in [prompt_len, 1, 3] {
+                let (mut state, _) = model.begin(1);
+                let logits = prefill(&model, &mut state, 0, &tokens[..prompt_len], piece_len).unwrap();
+                let difference = max_difference(&logits, &expected[prompt_len]);
+                let pieces = format!("prompt of {prompt_len} in pieces of {piece_len}");
+                assert!(difference <= TOLERANCE, "{}: {pieces}: {difference}", case.name);
+            }
+        }
+    }
+}
+
+#[test]
+fn decoding_after_any_prompt_gives_the_forward_logits() {
+    for case in all_cases() {
+        let model = shaken(&case.config, &Device::flex());
+        let meta_chunk = case.config.meta_chunk_tokens();
+        let n_tokens = 3 * meta_chunk + 4;
+        let tokens = random_rows(1, n_tokens + 1, 12).remove(0);
+        let expected = forward(&model, &[tokens.clone()]).remove(0);
+        for prompt_len in [1, meta_chunk.saturating_sub(1).max(1), meta_chunk, meta_chunk + 1] {
+            let (mut state, _) = model.begin(1);
+            prefill(&model, &mut state, 0, &tokens[..prompt_len], prompt_len);
+            for position in prompt_len..n_tokens {
+                let logits = prefill(&model, &mut state, 0, &tokens[position..=position], 1).unwrap();
+                let difference = max_difference(&logits, &expected[position + 1]);
+                assert!(difference <= TOLERANCE, "{}: position {position}: {difference}", case.name);
+            }
+        }
+    }
+}
+
+#[test]
+fn rows_at_different_places_decode_together() {
+    for case in all_cases() {
+        let model = shaken(&case.config, &Device::flex());
+        let prompt_lens = [1, 4, case.config.meta_chunk_tokens(), 7];
+        let n_steps = case.config.meta_chunk_tokens() + 2;
+        let n_tokens = prompt_lens.iter().max().unwrap() + n_steps;
+        let rows = random_rows(prompt_lens.len(), n_tokens + 1, 13);
+        let expected = forward(&model, &rows);
+        let (mut state, _) = model.begin(rows.len());
+        let all: Vec<usize> = (0..rows.len()).collect();
+        let prompts: Vec<Vec<u32>> = rows.iter().zip(prompt_lens).map(|(row, n)| row[..n].to_vec()).collect();
+        let mut logits = rows_of(model.extend(&mut state, &all, &prompts));
+        for step in 0..n_steps {
+            for (row, prompt_len) in prompt_lens.into_iter().enumerate() {
+                let difference = max_difference(&logits[row], &expected[row][prompt_len + step]);
+                assert!(difference <= TOLERANCE, "{}: row {row}, step {step}: {difference}", case.name);
+            }
+            let next: Vec<Vec<u32>> =
+                rows.iter().zip(prompt_lens).map(|(row, prompt_len)| vec![row[prompt_len + step]]).collect();
+            logits = rows_of(model.extend(&mut state, &all, &next));
+        }
+    }
+}
+
+#[test]
+fn rows_leave_a_batch_without_a_trace() {
+    for case in all_cases() {
+        let model = shaken(&case.config, &Device::flex());
+        let rows = random_rows(3, 20, 14);
+        let expected = forward(&model, &rows);
+        let (mut state, _) = model.begin(3);
+        let prompts: Vec<Vec<u32>> = rows.iter().map(|row| row[..9].to_vec()).collect();
+        model.extend(&mut state, &[0, 1, 2], &prompts);
+        state.select_rows(&[2, 0]);
+        for position in 9..19 {
+            let next = vec![vec![rows[2][position]], vec![rows[0][position]]];
+            let logits = rows_of(model.extend(&mut state, &[0, 1], &next));
+            for (logits, row) in logits.iter().zip([2, 0]) {
+                let difference = max_difference(logits, &expected[row][position + 1]);
+                assert!(difference <= TOLERANCE, "{}: row {row}, position {position}: {difference}", case.name);
+            }
+        }
+    }
+}

@@ -1,0 +1,203 @@
+//! The loss and its gradients, against slower ways to get them.
+
+use burn::module::{Module, ModuleVisitor, Param};
+use burn::tensor::activation::log_softmax;
+use burn::tensor::{Device, Distribution, Int, Tensor};
+use photon_core::loss::{self, Objective};
+use photon_core::model::Model;
+
+use crate::support::{Case, ids, parse, photon_case, flat_cases, random_rows, shaken};
+
+fn cases() -> Vec<Case> {
+    let mut cases: Vec<Case> = vec![
+        photon_case(3, "{ window = { units = 2 } }", "{ stream = { window = 5 } }"),
+        photon_case(2, "\"block\"", "{ lookback = { chunks = 1 } }"),
+        photon_case(3, "\"full\"", "\"chunk\""),
+    ];
+    cases.extend(flat_cases());
+    cases
+}
+
+fn loss(model: &Model, rows: &[Vec<u32>], alpha: f64) -> Tensor<1> {
+    let row_tokens = vec![rows[0].len(); rows.len()];
+    let objective = Objective::new(&model.config(), alpha, &row_tokens);
+    objective.loss(model, ids(rows, &model.device()), &row_tokens).total
+}
+
+/// Gradients of every parameter in visiting order, flattened.
+fn gradients(model: &Model, loss: Tensor<1>) -> Vec<(String, Vec<f32>)> {
+    struct Read<'a> {
+        grads: &'a burn::tensor::Gradients,
+        path: Vec<String>,
+        found: Vec<(String, Vec<f32>)>,
+    }
+    impl ModuleVisitor for Read<'_> {
+        fn enter_module(&mut self, name: &str, _: &str) {
+            self.path.push(name.into());
+        }
+        fn exit_module(&mut self, _: &str, _: &str) {
+            self.path.pop();
+        }
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+            let values = param.val().grad(self.grads).map(|grad| grad.try_to_vec_as().unwrap());
+            self.found.push((self.path.join("."), values.unwrap_or_default()));
+        }
+    }
+    let grads = loss.backward();
+    let mut read = Read { grads: &grads, path: Vec::new(), found: Vec::new() };
+    model.visit(&mut read);
+    read.found
+}
+
+#[test]
+fn every_parameter_learns_from_the_first_step() {
+    for case in cases() {
+        let model = Model::new(&case.config, 3, &Device::flex().autodiff());
+        for alpha in [0.0, 0.3] {
+            let rows = random_rows(2, 3 * case.config.meta_chunk_tokens().max(4), 21);
+            for (path, gradient) in gradients(&model, loss(&model, &rows, alpha)) {
+                assert!(gradient.iter().all(|g| g.is_finite()), "{}: {path} at alpha {alpha}", case.name);
+                assert!(gradient.iter().any(|&g| g != 0.0), "{}: {path} gets none at alpha {alpha}", case.name);
+            }
+        }
+    }
+}
+
+/// Nudges one parameter, counted in visiting order, by one number.
+struct Nudge {
+    countdown: usize,
+    element: usize,
+    by: f32,
+}
+
+impl burn::module::ModuleMapper for Nudge {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        let is_it = self.countdown == 0;
+        self.countdown = self.countdown.wrapping_sub(1);
+        if !is_it {
+            return param;
+        }
+        param.map(|tensor| {
+            let (shape, device) = (tensor.dims(), tensor.device());
+            let mut values: Vec<f32> = tensor.try_to_vec_as().unwrap();
+            values[self.element] += self.by;
+            Tensor::from_data(burn::tensor::TensorData::new(values, shape), &device).require_grad()
+        })
+    }
+}
+
+#[test]
+fn gradients_agree_with_finite_differences() {
+    const STEP: f32 = 1e-2;
+    for (case, alpha) in cases().into_iter().flat_map(|case| [(case.config.clone(), 0.0), (case.config, 0.3)]) {
+        let model = shaken(&case, &Device::flex().autodiff());
+        let rows = random_rows(2, 13, 22);
+        let analytic = gradients(&model, loss(&model, &rows, alpha));
+        for (index, (path, gradient)) in analytic.iter().enumerate() {
+            // The steepest element: its difference stands out of rounding.
+            let steepest = (0..gradient.len()).max_by(|&a, &b| gradient[a].abs().total_cmp(&gradient[b].abs())).unwrap();
+            // The stop-gradient of the reconstruction's target is no derivative of its value.
+            if alpha > 0.0 && path.contains("encoder") {
+                continue;
+            }
+            let at = |by: f32| -> f32 {
+                let nudged = model.clone().map(&mut Nudge { countdown: index, element: steepest, by });
+                loss(&nudged, &rows, alpha).into_scalar()
+            };
+            let numeric = (at(STEP) - at(-STEP)) / (2.0 * STEP);
+            let error = (numeric - gradient[steepest]).abs();
+            let allowed = 0.03 * gradient[steepest].abs() + 1e-3;
+            assert!(error <= allowed, "{path}: numeric {numeric}, analytic {}", gradient[steepest]);
+        }
+    }
+}
+
+#[test]
+fn the_chunked_loss_equals_the_plain_one() {
+    let device = Device::flex().autodiff();
+    // Three pieces: the loss holds about a million logits at once.
+    let (n_positions, d_model, vocab_size) = (70, 5, 40_000);
+    let hidden = || Tensor::<2>::random([n_positions, d_model], Distribution::Normal(0.0, 1.0), &device);
+    let hidden = hidden().require_grad();
+    let head = Tensor::<2>::random([d_model, vocab_size], Distribution::Normal(0.0, 1.0), &device).require_grad();
+    let targets = Tensor::<1, Int>::arange(0..n_positions as i64, &device) * 571;
+    let weights = Tensor::<1>::random([n_positions], Distribution::Uniform(0.0, 1.0), &device);
+
+    let chunked = loss::cross_entropy(hidden.clone(), head.clone(), targets.clone(), weights.clone());
+    let log_probs = log_softmax(hidden.clone().matmul(head.clone()), 1);
+    let plain = -(log_probs.gather(1, targets.clone().unsqueeze_dim(1)).squeeze_dim(1) * weights.clone()).sum();
+    let without_gradient =
+        loss::cross_entropy(hidden.clone().inner(), head.clone().inner(), targets.inner(), weights.inner());
+
+    let value: f32 = plain.clone().into_scalar();
+    assert!((chunked.clone().into_scalar::<f32>() - value).abs() < 1e-5 * value.abs());
+    assert!((without_gradient.into_scalar::<f32>() - value).abs() < 1e-5 * value.abs());
+    // An upstream factor must reach the gradients.
+    let (chunked, plain) = ((chunked * 3.0).backward(), (plain * 3.0).backward());
+    for tensor in [hidden, head] {
+        let difference: f32 =
+            (tensor.grad(&chunked).unwrap() - tensor.grad(&plain).unwrap()).abs().max().into_scalar();
+        assert!(difference < 1e-5, "{difference}");
+    }
+}
+
+#[test]
+fn accumulation_is_the_mean_over_tokens_however_the_batch_is_cut() {
+    for alpha in [0.0, 0.3] {
+        let case = photon_case(3, "{ window = { units = 2 } }", "{ stream = { window = 5 } }");
+        let model = shaken(&case.config, &Device::flex().autodiff());
+        let rows = random_rows(8, 24, 23);
+        let row_tokens = [24, 3, 24, 17, 9, 24, 1, 12];
+        let objective = Objective::new(&case.config, alpha, &row_tokens);
+        let summed = |micro_batch: usize| {
+            let mut value = 0.0;
+            let mut sums: Vec<(String, Vec<f32>)> = Vec::new();
+            for (rows, row_tokens) in rows.chunks(micro_batch).zip(row_tokens.chunks(micro_batch)) {
+                let loss = objective.loss(&model, ids(rows, &model.device()), row_tokens).total;
+                value += loss.clone().into_scalar::<f32>();
+                let gradients = gradients(&model, loss);
+                match sums.is_empty() {
+                    true => sums = gradients,
+                    false => sums.iter_mut().zip(gradients).for_each(|((_, sum), (_, more))| {
+                        sum.iter_mut().zip(more).for_each(|(sum, more)| *sum += more);
+                    }),
+                }
+            }
+            (value, sums)
+        };
+        let (value, whole) = summed(8);
+        for micro_batch in [4, 1] {
+            let (cut_value, cut) = summed(micro_batch);
+            assert!((value - cut_value).abs() < 1e-5, "loss {value} against {cut_value}");
+            for ((path, whole), (_, cut)) in whole.iter().zip(&cut) {
+                let difference = crate::support::max_difference(whole, cut);
+                assert!(difference < 1e-5, "{path} with micro-batches of {micro_batch}: {difference}");
+            }
+        }
+    }
+}
+
+#[test]
+fn padding_weighs_nothing() {
+    let case = photon_case(2, "\"full\"", "\"chunk\"");
+    let model = shaken(&case.config, &Device::flex());
+    let mut rows = random_rows(1, 12, 24);
+    let row_tokens = [7];
+    let objective = Objective::new(&case.config, 0.3, &row_tokens);
+    let value = |rows: &[Vec<u32>]| -> f32 {
+        objective.loss(&model, ids(rows, &model.device()), &row_tokens).total.into_scalar()
+    };
+    let before = value(&rows);
+    rows[0][7..].iter_mut().for_each(|id| *id = 0);
+    assert_eq!(before, value(&rows));
+}
+
+#[test]
+fn a_fresh_model_knows_nothing() {
+    let config = parse(include_str!("../../configs/model/photon-3l-tiny.toml"));
+    let model = Model::new(&config, 0, &Device::flex());
+    let row: Vec<u32> = (0..64).map(|i| (i * 37) % 256).collect();
+    let nats: f32 = loss(&model, &[row], 0.0).into_scalar();
+    let uniform = (config.vocab_size() as f32).ln();
+    assert!((nats - uniform).abs() < 0.1, "{nats} nats at the start, uniform is {uniform}");
+}
