@@ -145,12 +145,9 @@ fn photon_cost(config: &PhotonConfig, seq_len: usize) -> ModelCost {
         let name = format!("chunker {level}");
         stages.push(match config.chunker_projects(level) {
             // The norm's gain and the matrix's bias add no product.
-            true => matrix_cost(
-                name,
-                d_concatenated * config.width(level),
-                d_concatenated + config.width(level),
-                n_units,
-            ),
+            true => {
+                matrix_cost(name, d_concatenated * config.width(level), d_concatenated + config.width(level), n_units)
+            }
             false => table(&name, 0),
         });
         stages.push(stack_cost(format!("encoder {level}"), &config.encoder_spec(level), n_units));

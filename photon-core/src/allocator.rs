@@ -14,6 +14,8 @@ pub fn keep_freed_memory() {
             libc::mallopt(libc::M_MMAP_THRESHOLD, ONE_GIB);
             libc::mallopt(libc::M_TRIM_THRESHOLD, libc::c_int::MAX);
             libc::mallopt(libc::M_TOP_PAD, 64 << 20);
+            // Arenas of other threads are cut into heaps of 64 MiB and give memory back whatever the thresholds say.
+            libc::mallopt(libc::M_ARENA_MAX, 1);
         }
     }
 }

@@ -122,9 +122,8 @@ pub fn load_model(path: &Path, overrides: &[String]) -> Result<ModelConfig, Conf
 
 fn load_with_bases(path: &Path, depth: usize) -> Result<Table, ConfigFileError> {
     let text = std::fs::read_to_string(path).map_err(|source| ConfigFileError::Read { path: path.into(), source })?;
-    let mut table: Table = text
-        .parse()
-        .map_err(|source| ConfigFileError::Syntax { path: path.into(), source: Box::new(source) })?;
+    let mut table: Table =
+        text.parse().map_err(|source| ConfigFileError::Syntax { path: path.into(), source: Box::new(source) })?;
     resolve_bases(&mut table, path, depth)?;
     Ok(table)
 }
@@ -254,7 +253,8 @@ mod tests {
         let variant = dir.path().join("variant.toml");
         std::fs::write(&variant, "[model]\nbase = \"base.toml\"\n[model.levels.1]\nx = 5\n").unwrap();
         let table = load_table(&variant, &["model.levels.0.y=7".into(), "name=plain words".into()]).unwrap();
-        let expected = "name = 'plain words'\n[model]\na = 1\n[[model.levels]]\nx = 1\ny = 7\n[[model.levels]]\nx = 5\n";
+        let expected =
+            "name = 'plain words'\n[model]\na = 1\n[[model.levels]]\nx = 1\ny = 7\n[[model.levels]]\nx = 5\n";
         assert_eq!(table, expected.parse::<Table>().unwrap());
     }
 

@@ -121,11 +121,13 @@ fn flat_config(llama: &LlamaConfig, path: &Path) -> Result<FlatConfig, ImportErr
         return unsupported("head_dim", head_dim.to_string(), "only hidden_size / num_attention_heads is");
     }
     let scaling = llama.rope_scaling.as_ref().or(llama.rope_parameters.as_ref());
-    let rope_type = scaling.and_then(|value| value.get("rope_type").or(value.get("type"))).and_then(|kind| kind.as_str());
+    let rope_type =
+        scaling.and_then(|value| value.get("rope_type").or(value.get("type"))).and_then(|kind| kind.as_str());
     if let Some(kind) = rope_type.filter(|kind| *kind != "default") {
         return unsupported("rope_scaling", kind.into(), "only plain RoPE is");
     }
-    let nested_theta = llama.rope_parameters.as_ref().and_then(|value| value.get("rope_theta")).and_then(|v| v.as_f64());
+    let nested_theta =
+        llama.rope_parameters.as_ref().and_then(|value| value.get("rope_theta")).and_then(|v| v.as_f64());
     let theta = llama.rope_theta.or(nested_theta).unwrap_or(10_000.0);
     if llama.bos_token_id.is_none_or(|id| id >= llama.vocab_size) {
         let value = llama.bos_token_id.map_or("none".into(), |id| id.to_string());
@@ -187,18 +189,16 @@ impl Source<'_> {
     /// A matrix stored `[d_output, d_input]`, transposed, of which the first `n_outputs` outputs are kept.
     fn matrix(&self, name: &str, [d_output, d_input]: [usize; 2], n_outputs: usize) -> Result<Converted, ImportError> {
         let values = self.values(name, &[d_output, d_input])?;
-        let transposed: Vec<f32> =
-            (0..d_input).flat_map(|i| (0..n_outputs).map(move |o| (i, o))).map(|(i, o)| values[o * d_input + i]).collect();
+        let transposed: Vec<f32> = (0..d_input)
+            .flat_map(|i| (0..n_outputs).map(move |o| (i, o)))
+            .map(|(i, o)| values[o * d_input + i])
+            .collect();
         Ok(converted(vec![d_input, n_outputs], &transposed))
     }
 }
 
 /// All tensors under photon's names. Rows of the vocabulary beyond the tokenizer's `n_tokens` are padding and dropped.
-fn convert(
-    llama: &LlamaConfig,
-    n_tokens: usize,
-    source: &Source,
-) -> Result<HashMap<String, Converted>, ImportError> {
+fn convert(llama: &LlamaConfig, n_tokens: usize, source: &Source) -> Result<HashMap<String, Converted>, ImportError> {
     let (d_model, d_ff) = (llama.hidden_size, llama.intermediate_size);
     let d_kv = llama.num_key_value_heads.unwrap_or(llama.num_attention_heads) * d_model / llama.num_attention_heads;
     let vocab = [llama.vocab_size, d_model];

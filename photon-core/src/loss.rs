@@ -20,12 +20,7 @@ const LOGITS_AT_ONCE: usize = 1 << 20;
 /// # Shapes
 ///
 /// `hidden: [N, D]`, `head: [D, V]`, `targets: [N]`, `weights: [N] -> [1]`
-pub fn cross_entropy(
-    hidden: Tensor<2>,
-    head: Tensor<2>,
-    targets: Tensor<1, Int>,
-    weights: Tensor<1>,
-) -> Tensor<1> {
+pub fn cross_entropy(hidden: Tensor<2>, head: Tensor<2>, targets: Tensor<1, Int>, weights: Tensor<1>) -> Tensor<1> {
     if !hidden.is_autodiff() {
         return (token_nats(hidden, head, targets) * weights).sum();
     }

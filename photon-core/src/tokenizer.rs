@@ -375,6 +375,16 @@ mod tests {
     }
 
     #[test]
+    fn a_files_dropout_does_not_make_encoding_random() {
+        let json = small_bpe().to_json();
+        let random = json.replace("\"dropout\":null", "\"dropout\":1.0");
+        assert_ne!(random, json);
+        let tokenizer = Tokenizer::from_bytes(random.as_bytes(), "dropout").unwrap();
+        assert_eq!(tokenizer.fingerprint(), small_bpe().fingerprint());
+        assert_eq!(tokenizer.encode(b"the whale", "t").unwrap(), small_bpe().encode(b"the whale", "t").unwrap());
+    }
+
+    #[test]
     fn vocab_size_counts_to_the_largest_id_and_eos_is_found() {
         let words = Tokenizer::from_bytes(WORDS.as_bytes(), "words").unwrap();
         assert_eq!(words.vocab_size(), 10);

@@ -146,7 +146,8 @@ pub fn generate(
             state.select_rows(&staying);
         }
         let rows: Vec<usize> = (0..running.len()).collect();
-        let newest: Vec<Vec<u32>> = running.iter().map(|row| row.token_ids[row.token_ids.len() - 1..].to_vec()).collect();
+        let newest: Vec<Vec<u32>> =
+            running.iter().map(|row| row.token_ids[row.token_ids.len() - 1..].to_vec()).collect();
         logits = rows_of(model.extend(&mut state, &rows, &newest));
     }
     let completions = completions.into_iter().map(|row| row.expect("every row ends")).collect();

@@ -163,8 +163,8 @@ impl RunConfig {
         let mut train: TrainConfig = config_file::parse(table, path)?;
         train.validate(path)?;
         // Absolute, so that the resolved config means the same wherever it is kept.
-        let absolute = std::path::absolute(path)
-            .map_err(|source| ConfigFileError::Read { path: path.into(), source })?;
+        let absolute =
+            std::path::absolute(path).map_err(|source| ConfigFileError::Read { path: path.into(), source })?;
         let folder = absolute.parent().unwrap_or(Path::new(""));
         let beside = |text: &mut String| *text = folder.join(&*text).to_string_lossy().into_owned();
         train.data.paths.iter_mut().for_each(beside);
@@ -241,19 +241,22 @@ mod tests {
 
     fn write(text: &str) -> (tempfile::TempDir, PathBuf) {
         let dir = tempfile::tempdir().unwrap();
-        let model = "architecture = \"flat\"\nvocab_size = 257\nd_model = 8\n[stack]\nn_layers = 1\nn_heads = 2\nd_ff = 8\n";
+        let model =
+            "architecture = \"flat\"\nvocab_size = 257\nd_model = 8\n[stack]\nn_layers = 1\nn_heads = 2\nd_ff = 8\n";
         std::fs::write(dir.path().join("model.toml"), model).unwrap();
         let path = dir.path().join("run.toml");
         std::fs::write(&path, text).unwrap();
         (dir, path)
     }
 
-    const RUN: &str = "steps = 3\nseq_len = 8\nbatch_size = 2\n[data]\npaths = [\"a.txt\"]\n[model]\nbase = \"model.toml\"\n";
+    const RUN: &str =
+        "steps = 3\nseq_len = 8\nbatch_size = 2\n[data]\npaths = [\"a.txt\"]\n[model]\nbase = \"model.toml\"\n";
 
     #[test]
     fn the_resolved_config_reads_back_as_itself() {
         let (dir, path) = write(RUN);
-        let config = RunConfig::load(&path, &["optimizer.learning_rate=0.5".into(), "model.d_model=16".into()]).unwrap();
+        let config =
+            RunConfig::load(&path, &["optimizer.learning_rate=0.5".into(), "model.d_model=16".into()]).unwrap();
         assert_eq!(config.train.optimizer.learning_rate, 0.5);
         assert_eq!(config.train.data.paths, [dir.path().join("a.txt").to_string_lossy()]);
         std::fs::write(&path, config.to_toml()).unwrap();

@@ -3,7 +3,7 @@
 //! ```text
 //! data       files -> documents -> token stores -> batches, each a pure function of (seed, step)
 //! replicas   batch -> gradients, on every core
-//! optimizer  gradients -> weights
+//! step       gradients -> weights, through the optimizer
 //! eval       weights -> bits per byte
 //! record     the run folder: config, metrics, events, samples
 //! trainer    the loop over all of it
@@ -11,6 +11,7 @@
 //!
 //! The model is `photon-core`'s; generation beyond the samples of a run is `photon-infer`'s.
 
+pub mod bench;
 pub mod config;
 pub mod data;
 pub mod eval;
@@ -19,4 +20,5 @@ pub mod record;
 pub mod replicas;
 pub mod sample;
 pub mod schedule;
+pub mod step;
 pub mod trainer;

@@ -72,7 +72,8 @@ mod tests {
     use photon_core::config_file;
 
     fn model() -> Model {
-        let toml = "architecture = \"flat\"\nvocab_size = 5\nd_model = 4\n[stack]\nn_layers = 1\nn_heads = 1\nd_ff = 4\n";
+        let toml =
+            "architecture = \"flat\"\nvocab_size = 5\nd_model = 4\n[stack]\nn_layers = 1\nn_heads = 1\nd_ff = 4\n";
         let config = config_file::parse_model(toml.parse().unwrap(), "test.toml".as_ref()).unwrap();
         Model::new(&config, 0, &Device::flex().autodiff())
     }

@@ -76,7 +76,8 @@ impl Replicas {
                 .iter()
                 .enumerate()
                 .map(|(replica, pool)| {
-                    let model = model.clone();
+                    // Leaves of its own: graphs that share one would be run backward together.
+                    let model = model.clone().fork(&model.device());
                     let share = batches.iter().enumerate().skip(replica).step_by(n_replicas);
                     scope.spawn(move || {
                         pool.install(move || share.map(|(i, batch)| (i, work(&model, batch))).collect::<Vec<_>>())

@@ -7,7 +7,6 @@ use std::time::Instant;
 
 use photon_core::checkpoint::{self, CheckpointError};
 use photon_core::device::OpenDevice;
-use photon_core::loss::Objective;
 use photon_core::model::Model;
 use photon_core::tokenizer::Tokenizer;
 use serde::Serialize;
@@ -15,11 +14,11 @@ use serde::Serialize;
 use crate::config::RunConfig;
 use crate::data::{BatchSource, Prepared, TokenStore};
 use crate::eval::{Evaluation, bits_per_byte, evaluate};
-use crate::optimizer::{adamw, clip_global_norm};
 use crate::record::{Existing, RecordError, RunFolder};
 use crate::replicas::{Replicas, default_micro_batch_size, default_replicas, without_gradients};
 use crate::sample::{SampleError, sample_text};
 use crate::schedule::learning_rate;
+use crate::step::Learner;
 
 /// Why a run ended early.
 #[derive(Debug, thiserror::Error)]
@@ -143,7 +142,7 @@ struct Trainer<'a> {
     config: &'a RunConfig,
     tokenizer: &'a Tokenizer,
     valid: &'a TokenStore,
-    replicas: Replicas,
+    learner: Learner,
     folder: RunFolder,
     best_bits_per_byte: f64,
 }
@@ -183,13 +182,12 @@ pub fn train(
         config,
         tokenizer,
         valid: &data.valid,
-        replicas: Replicas::new(n_replicas)?,
+        learner: Learner::new(&model, &train.optimizer, train.alpha, micro_batch_size, Replicas::new(n_replicas)?),
         folder: RunFolder::create(place.folder, place.existing, &config.to_toml(), &facts)?,
         best_bits_per_byte: f64::INFINITY,
     };
     let bytes_per_token = data.train.text_bytes() as f64 / data.train.len() as f64;
     let source = BatchSource::new(Arc::new(data.train), train.seq_len, train.batch_size, train.seed);
-    let mut optimizer = adamw(&train.optimizer, &model);
     let mut tokens = 0;
     let mut last = trainer.evaluate(&model, 0, place.observer)?;
     let mut steps_done = 0;
@@ -199,24 +197,22 @@ pub fn train(
         }
         let started = Instant::now();
         let batch = source.batch(step);
-        let objective = Objective::new(&config.model, train.alpha, &batch.lens);
-        let result = trainer.replicas.gradients(&model, &objective, &batch.split(micro_batch_size));
-        let (grads, gradient_norm) = clip_global_norm(&model, result.grads, train.optimizer.clip_norm);
-        if !(gradient_norm.is_finite() && result.cross_entropy_nats.is_finite()) {
+        let learning_rate = learning_rate(&train.optimizer, step, train.steps);
+        let update;
+        (model, update) = trainer.learner.learn(model, &batch, learning_rate);
+        if !update.is_finite() {
             return Err(TrainError::NotFinite { step: step + 1 });
         }
-        let learning_rate = learning_rate(&train.optimizer, step, train.steps);
-        model = optimizer.step(learning_rate, model, grads);
 
         steps_done = step + 1;
         tokens += batch.n_tokens() as u64;
         let report = StepReport {
             step: steps_done,
             tokens,
-            loss_nats: result.cross_entropy_nats,
-            bits_per_byte: bits_per_byte(result.cross_entropy_nats, bytes_per_token),
-            reconstruction: result.reconstruction,
-            gradient_norm,
+            loss_nats: update.cross_entropy_nats,
+            bits_per_byte: bits_per_byte(update.cross_entropy_nats, bytes_per_token),
+            reconstruction: update.reconstruction,
+            gradient_norm: update.gradient_norm,
             learning_rate,
             tokens_per_sec: batch.n_tokens() as f64 / started.elapsed().as_secs_f64(),
         };
@@ -272,7 +268,7 @@ impl Trainer<'_> {
     fn evaluate(&mut self, model: &Model, step: u64, observer: &mut dyn Observer) -> Result<Evaluation, TrainError> {
         let train = &self.config.train;
         let model = without_gradients(model);
-        let held_out = evaluate(&model, self.valid, train.seq_len, train.eval.max_tokens, &self.replicas);
+        let held_out = evaluate(&model, self.valid, train.seq_len, train.eval.max_tokens, self.learner.replicas());
         let sample = match train.eval.sample_tokens {
             0 => None,
             n => Some(sample_text(&model, self.tokenizer, &train.eval.sample_prompt, n, train.seed)?),

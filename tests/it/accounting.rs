@@ -135,11 +135,8 @@ fn cache_growth_of_the_600m_models_is_the_papers() {
 #[test]
 fn windows_bound_every_cache_but_the_top() {
     let config = parse(include_str!("../../configs/model/photon-3l-small.toml"));
-    let growing: Vec<String> = cache_cost(&config)
-        .into_iter()
-        .filter(|cost| cost.max_entries.is_none())
-        .map(|cost| cost.stage)
-        .collect();
+    let growing: Vec<String> =
+        cache_cost(&config).into_iter().filter(|cost| cost.max_entries.is_none()).map(|cost| cost.stage).collect();
     assert_eq!(growing, ["encoder 3"]);
     let ModelConfig::Photon(PhotonConfig { levels, .. }) = config else { panic!("a photon preset") };
     assert_eq!(levels.len(), 3);

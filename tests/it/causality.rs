@@ -21,7 +21,8 @@ fn influence(case: &Case) -> Vec<Vec<bool>> {
         rows.push(changed);
     }
     let logits = forward(&model, &rows);
-    let moved = |p: usize, i: usize| logits[p + 1][i].iter().zip(&logits[0][i]).any(|(a, b)| a.to_bits() != b.to_bits());
+    let moved =
+        |p: usize, i: usize| logits[p + 1][i].iter().zip(&logits[0][i]).any(|(a, b)| a.to_bits() != b.to_bits());
     (0..tokens.len()).map(|p| (0..tokens.len()).map(|i| moved(p, i)).collect()).collect()
 }
 

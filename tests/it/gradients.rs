@@ -6,7 +6,7 @@ use burn::tensor::{Device, Distribution, Int, Tensor};
 use photon_core::loss::{self, Objective};
 use photon_core::model::Model;
 
-use crate::support::{Case, ids, parse, photon_case, flat_cases, random_rows, shaken};
+use crate::support::{Case, flat_cases, ids, parse, photon_case, random_rows, shaken};
 
 fn cases() -> Vec<Case> {
     let mut cases: Vec<Case> = vec![
@@ -95,7 +95,8 @@ fn gradients_agree_with_finite_differences() {
         let analytic = gradients(&model, loss(&model, &rows, alpha));
         for (index, (path, gradient)) in analytic.iter().enumerate() {
             // The steepest element: its difference stands out of rounding.
-            let steepest = (0..gradient.len()).max_by(|&a, &b| gradient[a].abs().total_cmp(&gradient[b].abs())).unwrap();
+            let steepest =
+                (0..gradient.len()).max_by(|&a, &b| gradient[a].abs().total_cmp(&gradient[b].abs())).unwrap();
             // The stop-gradient of the reconstruction's target is no derivative of its value.
             if alpha > 0.0 && path.contains("encoder") {
                 continue;
@@ -135,8 +136,7 @@ fn the_chunked_loss_equals_the_plain_one() {
     // An upstream factor must reach the gradients.
     let (chunked, plain) = ((chunked * 3.0).backward(), (plain * 3.0).backward());
     for tensor in [hidden, head] {
-        let difference: f32 =
-            (tensor.grad(&chunked).unwrap() - tensor.grad(&plain).unwrap()).abs().max().into_scalar();
+        let difference: f32 = (tensor.grad(&chunked).unwrap() - tensor.grad(&plain).unwrap()).abs().max().into_scalar();
         assert!(difference < 1e-5, "{difference}");
     }
 }

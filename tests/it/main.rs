@@ -1,7 +1,7 @@
 //! One binary for every property that crosses a file or a crate.
 
+mod accounting;
 mod causality;
 mod equivalence;
 mod gradients;
-mod accounting;
 mod support;

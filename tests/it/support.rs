@@ -79,9 +79,8 @@ pub(crate) fn shaken(config: &ModelConfig, device: &Device) -> Model {
                 let shape = tensor.dims();
                 // Around one for gains, around zero for the rest, wide enough for logits to differ.
                 let centre = if D == 1 { 1.0 } else { 0.0 };
-                let values: Vec<f32> = (0..shape.iter().product::<usize>())
-                    .map(|_| centre + self.0.random_range(-0.6..0.6))
-                    .collect();
+                let values: Vec<f32> =
+                    (0..shape.iter().product::<usize>()).map(|_| centre + self.0.random_range(-0.6..0.6)).collect();
                 let moved = Tensor::from_data(TensorData::new(values, shape), &tensor.device());
                 if tensor.is_require_grad() { moved.require_grad() } else { moved }
             })

@@ -111,13 +111,7 @@ impl Attention {
     }
 
     /// Softmax attention of `q [B, H, N, K]` to `k, v [B, H_kv, E, K]`: `[B, N, D]`.
-    fn weigh(
-        &self,
-        q: Tensor<4>,
-        k: Tensor<4>,
-        v: Tensor<4>,
-        mask: impl FnOnce(Tensor<4>) -> Tensor<4>,
-    ) -> Tensor<3> {
+    fn weigh(&self, q: Tensor<4>, k: Tensor<4>, v: Tensor<4>, mask: impl FnOnce(Tensor<4>) -> Tensor<4>) -> Tensor<3> {
         let [batch, n_heads, n_queries, head_dim] = q.dims();
         let scores = q.matmul(self.repeat_kv(k).swap_dims(SEQ, SEQ + 1)); // [B, H, N, E]
         let weights = self.softmax(mask(scores)); // [B, H, N, E]

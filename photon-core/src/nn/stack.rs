@@ -94,13 +94,7 @@ impl Stack {
     /// # Shapes
     ///
     /// `[b, N, D] -> [b, N, D]` for `b` rows; `positions`: `b` lists of `N` rising absolute positions.
-    pub fn step(
-        &self,
-        x: Tensor<3>,
-        caches: &mut [KvCache],
-        rows: &[usize],
-        positions: &[Vec<usize>],
-    ) -> Tensor<3> {
+    pub fn step(&self, x: Tensor<3>, caches: &mut [KvCache], rows: &[usize], positions: &[Vec<usize>]) -> Tensor<3> {
         let rotation = self.rotation(positions, &x.device());
         let x = self.blocks.iter().zip(caches).fold(x, |x, (block, cache)| {
             block.run(x, |attention, x| attention.step(x, rotation.as_ref(), cache, rows, positions))

@@ -44,10 +44,11 @@ pub(super) fn run(args: &EvalArgs) -> Result<()> {
     log(&corpus.skipped);
     let folder = tempfile::tempdir()?;
     let bar = bytes_bar("tokenising");
-    let store = build_store(&corpus.documents, &checkpoint.tokenizer, &folder.path().join("text"), &mut |done, all| {
-        bar.set_length(all);
-        bar.set_position(done);
-    })?;
+    let store =
+        build_store(&corpus.documents, &checkpoint.tokenizer, &folder.path().join("text"), &mut |done, all| {
+            bar.set_length(all);
+            bar.set_position(done);
+        })?;
     bar.finish_and_clear();
     anyhow::ensure!(store.len() >= 2, "the text has {} tokens, at least 2 are needed", store.len());
     let replicas = Replicas::new(default_replicas(device.name))?;

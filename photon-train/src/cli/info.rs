@@ -117,11 +117,7 @@ fn table(header: &[&str]) -> Table {
 /// `1234567` as `1 234 567`.
 fn grouped(n: usize) -> String {
     let digits = n.to_string();
-    let groups: Vec<&str> = digits
-        .as_bytes()
-        .rchunks(3)
-        .rev()
-        .map(|group| std::str::from_utf8(group).unwrap_or_default())
-        .collect();
+    let groups: Vec<&str> =
+        digits.as_bytes().rchunks(3).rev().map(|group| std::str::from_utf8(group).unwrap_or_default()).collect();
     groups.join(" ")
 }

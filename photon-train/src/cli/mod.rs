@@ -1,5 +1,6 @@
 //! Arguments to calls, results to stdout, logs to stderr.
 
+mod bench;
 mod eval;
 mod import;
 mod info;
@@ -18,6 +19,7 @@ Examples:
   photon-train run configs/train/quickstart.toml --set optimizer.learning_rate=3e-4 --out runs/slower
   photon-train eval runs/quickstart/checkpoints/best book.txt
   photon-train info configs/model/photon-600m.toml
+  photon-train bench configs/model/flat-small.toml
   photon-train tokenizer texts/ --vocab-size 4096 --out tokenizer.json
   photon-train import-llama SmolLM2-135M --out models/smollm2";
 
@@ -35,6 +37,8 @@ enum Command {
     Run(run::RunArgs),
     /// Measure how well a checkpoint predicts a text.
     Eval(eval::EvalArgs),
+    /// Measure how fast a model trains here.
+    Bench(bench::BenchArgs),
     /// Print what a model costs: parameters, FLOPs, cache bytes.
     Info(info::InfoArgs),
     /// Train a byte-level BPE tokenizer on text files.
@@ -55,6 +59,7 @@ pub(crate) fn run() -> Result<()> {
     match Cli::parse().command {
         Command::Run(args) => run::run(args),
         Command::Eval(args) => eval::run(&args),
+        Command::Bench(args) => bench::run(&args),
         Command::Info(args) => info::run(&args),
         Command::Tokenizer(args) => tokenizer::run(&args),
         Command::ImportLlama(args) => import::run(&args),

@@ -46,6 +46,15 @@ impl Batch {
         Self { token_ids, lens: windows.iter().map(Range::len).collect(), seq_len }
     }
 
+    /// Rows without padding.
+    ///
+    /// # Panics
+    /// When the ids do not fill whole rows.
+    pub fn full(token_ids: Vec<u32>, seq_len: usize) -> Self {
+        assert!(token_ids.len().is_multiple_of(seq_len), "{} ids in rows of {seq_len}", token_ids.len());
+        Self { lens: vec![seq_len; token_ids.len() / seq_len], token_ids, seq_len }
+    }
+
     /// Number of rows.
     pub fn rows(&self) -> usize {
         self.lens.len()
@@ -324,12 +333,13 @@ mod tests {
         let parts = batch.split(2);
         assert_eq!(parts.iter().map(Batch::rows).collect::<Vec<_>>(), [2, 2, 1]);
         assert_eq!(parts.iter().flat_map(rows).collect::<Vec<_>>(), rows(&batch));
-        assert_eq!(batch.split(5), [batch.clone()]);
-        assert_eq!(batch.split(9), [batch]);
+        for rows_of_all in [5, 9] {
+            assert_eq!(batch.split(rows_of_all), std::slice::from_ref(&batch));
+        }
     }
 
     #[test]
-    fn a_store_shorter_than_a_row_is_one_row_or_two() {
+    fn a_store_shorter_than_a_row_is_one_row() {
         let folder = tempfile::tempdir().unwrap();
         let store = counting_store(&folder, 6);
         let source = BatchSource::new(Arc::clone(&store), 16, 4, 0);
@@ -346,7 +356,13 @@ mod tests {
         assert!(all.iter().cloned().flatten().eq(0..40));
         assert_eq!(eval_windows(&store, 4, 41), all);
         assert_eq!(eval_windows(&store, 4, 12), [0..4, 12..16, 24..28]);
-        assert_eq!(eval_windows(&store, 4, 1), [0..4]);
-        assert_eq!(eval_windows(&store, 64, 8), [0..41]);
+        assert_eq!(eval_windows(&store, 4, 8), [0..4, 20..24]);
+        let single = |seq_len, max_tokens| {
+            let windows = eval_windows(&store, seq_len, max_tokens);
+            assert_eq!(windows.len(), 1);
+            windows[0].clone()
+        };
+        assert_eq!(single(4, 1), 0..4);
+        assert_eq!(single(64, 8), 0..41);
     }
 }

@@ -1,0 +1,71 @@
+//! One update of the weights: gradients of a batch, clipped together, through the optimiser.
+
+use burn::optim::ModuleOptimizer;
+use photon_core::loss::Objective;
+use photon_core::model::Model;
+
+use crate::config::OptimizerConfig;
+use crate::data::Batch;
+use crate::optimizer::{adamw, clip_global_norm};
+use crate::replicas::Replicas;
+
+/// What turns batches into better weights.
+pub struct Learner {
+    replicas: Replicas,
+    optimizer: ModuleOptimizer,
+    clip_norm: f64,
+    alpha: f64,
+    micro_batch_size: usize,
+}
+
+/// One update in numbers.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Update {
+    /// Mean cross-entropy of the batch before the update, in nats a token.
+    pub cross_entropy_nats: f64,
+    /// Mean reconstruction distance, summed over levels, before `alpha`.
+    pub reconstruction: f64,
+    /// Norm of all gradients before clipping.
+    pub gradient_norm: f64,
+}
+
+impl Update {
+    /// Whether the weights can still be trusted.
+    pub fn is_finite(&self) -> bool {
+        self.cross_entropy_nats.is_finite() && self.gradient_norm.is_finite()
+    }
+}
+
+impl Learner {
+    /// A learner without memory of earlier gradients.
+    pub fn new(
+        model: &Model,
+        config: &OptimizerConfig,
+        alpha: f64,
+        micro_batch_size: usize,
+        replicas: Replicas,
+    ) -> Self {
+        Self { replicas, optimizer: adamw(config, model), clip_norm: config.clip_norm, alpha, micro_batch_size }
+    }
+
+    /// The workers, for evaluations in between.
+    pub fn replicas(&self) -> &Replicas {
+        &self.replicas
+    }
+
+    /// Learns from a batch. Where the gradient is not finite the weights stay as they are.
+    pub fn learn(&mut self, model: Model, batch: &Batch, learning_rate: f64) -> (Model, Update) {
+        let objective = Objective::new(&model.config(), self.alpha, &batch.lens);
+        let result = self.replicas.gradients(&model, &objective, &batch.split(self.micro_batch_size));
+        let (grads, gradient_norm) = clip_global_norm(&model, result.grads, self.clip_norm);
+        let update = Update {
+            cross_entropy_nats: result.cross_entropy_nats,
+            reconstruction: result.reconstruction,
+            gradient_norm,
+        };
+        match update.is_finite() {
+            true => (self.optimizer.step(learning_rate, model, grads), update),
+            false => (model, update),
+        }
+    }
+}
