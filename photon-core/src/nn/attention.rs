@@ -6,7 +6,6 @@
 
 use burn::module::{Module, Param};
 use burn::nn::Linear;
-use burn::tensor::activation::softmax;
 use burn::tensor::{Device, Tensor, TensorData};
 
 use super::kv_cache::KvCache;
@@ -20,6 +19,7 @@ const MASKED: f32 = -1e30;
 
 const HEAD: usize = 1;
 const SEQ: usize = 2;
+const KEYS: usize = 3;
 
 /// Multi-head or grouped-query attention without biases.
 #[derive(Module, Debug)]
@@ -110,12 +110,24 @@ impl Attention {
         (q / (self.head_dim as f64).sqrt(), k, v)
     }
 
-    /// Softmax attention of `q [B, H, N, K]` to `k, v [B, H_kv, E, K]`: `[B, N, D]`.
+    /// Softmax attention, with the sink where there is one, of `q [B, H, N, K]` to `k, v [B, H_kv, E, K]`: `[B, N, D]`.
     fn weigh(&self, q: Tensor<4>, k: Tensor<4>, v: Tensor<4>, mask: impl FnOnce(Tensor<4>) -> Tensor<4>) -> Tensor<3> {
         let [batch, n_heads, n_queries, head_dim] = q.dims();
-        let scores = q.matmul(self.repeat_kv(k).swap_dims(SEQ, SEQ + 1)); // [B, H, N, E]
-        let weights = self.softmax(mask(scores)); // [B, H, N, E]
-        let out = weights.matmul(self.repeat_kv(v)); // [B, H, N, K]
+        let scores = mask(q.matmul(self.repeat_kv(k).swap_dims(SEQ, KEYS))); // [B, H, N, E]
+        // The softmax divides last, where a row has the width of a head and no longer that of all keys.
+        let sinks = self.sinks.as_ref().map(|sinks| sinks.val().reshape([1, n_heads, 1, 1]));
+        let highest = scores.clone().detach().max_dim(KEYS); // [B, H, N, 1]
+        let highest = match &sinks {
+            Some(sinks) => highest.clone().max_pair(sinks.clone().detach().expand(highest.dims())),
+            None => highest,
+        };
+        let exp = (scores - highest.clone()).exp(); // [B, H, N, E]
+        let sum = exp.clone().sum_dim(KEYS); // [B, H, N, 1]
+        let sum = match sinks {
+            Some(sinks) => sum + (sinks - highest).exp(),
+            None => sum,
+        };
+        let out = exp.matmul(self.repeat_kv(v)) * sum.recip(); // [B, H, N, K]
         out.swap_dims(HEAD, SEQ).reshape([batch, n_queries, n_heads * head_dim]) // [B, N, D]
     }
 
@@ -151,16 +163,6 @@ impl Attention {
         });
         let out = out.reshape([batch, n_blocks * len, n_heads * head_dim]);
         out.narrow(1, 0, n_positions) // [B, N, D]
-    }
-
-    /// Softmax over the keys, and over the sink where there is one.
-    fn softmax(&self, scores: Tensor<4>) -> Tensor<4> {
-        const KEYS: usize = 3;
-        let Some(sinks) = &self.sinks else { return softmax(scores, KEYS) };
-        let [batch, n_heads, n_queries, n_keys] = scores.dims();
-        let sinks = sinks.val().reshape([1, n_heads, 1, 1]).expand([batch, n_heads, n_queries, 1]);
-        let weights = softmax(Tensor::cat(vec![scores, sinks], KEYS), KEYS); // [B, H, N, E+1]
-        weights.narrow(KEYS, 0, n_keys)
     }
 
     /// Gives every query head its own copy of the keys or values it shares: `[B, H_kv, E, K] -> [B, H, E, K]`.

@@ -9,6 +9,7 @@ use burn::tensor::{Device, Tensor};
 use super::attention::{Attention, SequenceMask, sequence_mask};
 use super::feed_forward::FeedForward;
 use super::kv_cache::KvCache;
+use super::norm::rms_norm;
 use super::rope::Rotation;
 use super::span::Span;
 use crate::config::{Positions, StackSpec};
@@ -36,8 +37,8 @@ impl Block {
 
     /// `[B, N, D] -> [B, N, D]`; `attend` is the only part that training and decoding do differently.
     fn run(&self, x: Tensor<3>, attend: impl FnOnce(&Attention, Tensor<3>) -> Tensor<3>) -> Tensor<3> {
-        let x = x.clone() + attend(&self.attention, self.attention_norm.forward(x));
-        x.clone() + self.feed_forward.forward(self.feed_forward_norm.forward(x))
+        let x = x.clone() + attend(&self.attention, rms_norm(&self.attention_norm, x));
+        x.clone() + self.feed_forward.forward(rms_norm(&self.feed_forward_norm, x))
     }
 }
 
@@ -86,7 +87,7 @@ impl Stack {
         let x = self.blocks.iter().fold(x, |x, block| {
             block.run(x, |attention, x| attention.forward(x, rotation.as_ref(), &mask)) // [B, N, D]
         });
-        self.norm.forward(x)
+        rms_norm(&self.norm, x)
     }
 
     /// The stack over new positions of `rows`, with everything before them in the caches.
@@ -99,7 +100,7 @@ impl Stack {
         let x = self.blocks.iter().zip(caches).fold(x, |x, (block, cache)| {
             block.run(x, |attention, x| attention.step(x, rotation.as_ref(), cache, rows, positions))
         });
-        self.norm.forward(x)
+        rms_norm(&self.norm, x)
     }
 
     /// Empty caches, one a block.
