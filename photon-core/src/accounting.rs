@@ -4,7 +4,6 @@
 //! Training is three forwards: the backward pass makes two products for each one.
 
 use crate::config::{ModelConfig, PhotonConfig, StackSpec};
-use crate::nn::span::Span;
 
 /// One stage of a model.
 #[derive(Clone, Debug, PartialEq)]
@@ -92,12 +91,6 @@ impl CacheCost {
             None => (self.numbers_per_entry * dtype.bytes()) as f64 / self.tokens_per_entry as f64,
         }
     }
-
-    /// Bytes of the entries at a context of `n_tokens`, unfinished groups left out.
-    pub fn bytes_at(&self, n_tokens: usize, dtype: CacheDtype) -> usize {
-        let n_entries = n_tokens / self.tokens_per_entry;
-        n_entries.min(self.max_entries.unwrap_or(usize::MAX)) * self.numbers_per_entry * dtype.bytes()
-    }
 }
 
 /// The cost of every stage of a model for sequences of `seq_len` tokens, padded to whole meta-chunks.
@@ -183,7 +176,7 @@ fn stack_cost(stage: String, spec: &StackSpec, n_positions: usize) -> StageCost 
     let matrices = 2 * d_model * d_model + 2 * d_model * d_kv + 3 * d_model * spec.d_ff;
     let vectors = 2 * d_model + if spec.sink { spec.n_heads } else { 0 };
     // Scores and their use: two products of a head's width for every pair that is seen.
-    let attention = 4 * visible_pairs(spec.span, n_positions) * d_model as u128;
+    let attention = 4 * spec.span.visible_pairs(n_positions) * d_model as u128;
     StageCost {
         stage,
         parameters: spec.n_layers * (matrices + vectors) + d_model,
@@ -199,9 +192,4 @@ fn stack_cache(stage: String, spec: &StackSpec, tokens_per_entry: usize) -> Cach
         tokens_per_entry,
         max_entries: spec.span.max_entries(),
     }
-}
-
-/// Pairs of query and key among `n_positions` positions.
-fn visible_pairs(span: Span, n_positions: usize) -> u128 {
-    (0..n_positions).map(|query| (query + 1 - span.first_visible(query)) as u128).sum()
 }

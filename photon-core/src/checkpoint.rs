@@ -10,8 +10,10 @@ use std::path::{Path, PathBuf};
 
 use burn::store::{ModuleSnapshot, ModuleStore, SafetensorsStore};
 use burn::tensor::Device;
-use safetensors::SafeTensors;
+use safetensors::tensor::Metadata;
 
+use crate::accounting::model_cost;
+use crate::atomic_file;
 use crate::config::ModelConfig;
 use crate::config_file::{self, ConfigFileError};
 use crate::model::Model;
@@ -138,8 +140,10 @@ impl Checkpoint {
             });
         }
         let weights = folder.join(WEIGHTS);
-        check_format(&weights)?;
-        let model = load_weights(&config, &weights, device)?;
+        let header = read_header(&weights)?;
+        check_format(&header, &weights)?;
+        check_size(&header, &config, &weights)?;
+        let model = load_weights(&config, &header, &weights, device)?;
         Ok(Self { model, tokenizer })
     }
 }
@@ -167,18 +171,18 @@ pub fn save(folder: &Path, model: &Model, tokenizer: &Tokenizer) -> Result<(), C
 ///
 /// # Errors
 ///
-/// As [`save`], and if `folder` holds weights already.
+/// As [`save`], and if `folder` holds a checkpoint, or a part of one, already.
 pub(crate) fn save_tensors(
     folder: &Path,
     config: &ModelConfig,
     tokenizer: &Tokenizer,
     tensors: HashMap<String, impl safetensors::View>,
 ) -> Result<(), CheckpointError> {
-    let weights = folder.join(WEIGHTS);
-    if weights.exists() {
+    if [WEIGHTS, CONFIG, TOKENIZER].iter().any(|file| folder.join(file).exists()) {
         return Err(CheckpointError::Exists { path: folder.into() });
     }
     save_around_weights(folder, config, tokenizer)?;
+    let weights = folder.join(WEIGHTS);
     let metadata = HashMap::from([(FORMAT_KEY.to_owned(), FORMAT_VERSION.to_owned())]);
     // The crate writes to a temporary file and renames it.
     safetensors::serialize_to_file(tensors, Some(metadata), &weights)
@@ -193,27 +197,12 @@ fn save_around_weights(folder: &Path, config: &ModelConfig, tokenizer: &Tokenize
     };
     std::fs::create_dir_all(folder).map_err(io("make the folder", folder))?;
     let config = toml::to_string(config).expect("a model config is plain data");
-    write_atomically(&folder.join(CONFIG), config.as_bytes()).map_err(io("write", &folder.join(CONFIG)))?;
+    atomic_file::write(&folder.join(CONFIG), config.as_bytes()).map_err(io("write", &folder.join(CONFIG)))?;
     tokenizer.save(&folder.join(TOKENIZER))?;
     Ok(())
 }
 
-/// Writes a file beside `path` and renames it there.
-///
-/// # Errors
-///
-/// The system's; `path` is then as it was.
-pub fn write_atomically(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let mut file = tempfile::NamedTempFile::new_in(folder)?;
-    std::io::Write::write_all(&mut file, bytes)?;
-    file.as_file().sync_all()?;
-    file.persist(path).map_err(|error| error.error)?;
-    Ok(())
-}
-
-fn check_format(weights: &Path) -> Result<(), CheckpointError> {
-    let metadata = read_header(weights)?;
+fn check_format(metadata: &Metadata, weights: &Path) -> Result<(), CheckpointError> {
     let found = metadata.metadata().as_ref().and_then(|entries| entries.get(FORMAT_KEY)).cloned();
     match found.as_deref() {
         Some(FORMAT_VERSION) => Ok(()),
@@ -235,7 +224,7 @@ fn check_format(weights: &Path) -> Result<(), CheckpointError> {
 /// # Errors
 ///
 /// If the header is too long for the file, is not safetensors, or speaks of more bytes than there are.
-pub fn read_header(path: &Path) -> Result<safetensors::tensor::Metadata, CheckpointError> {
+pub fn read_header(path: &Path) -> Result<Metadata, CheckpointError> {
     let io = |source| CheckpointError::Io { action: "read", path: path.into(), source };
     let damaged = |reason: String| CheckpointError::Damaged { path: path.into(), reason };
     let mut file = File::open(path).map_err(io)?;
@@ -249,10 +238,10 @@ pub fn read_header(path: &Path) -> Result<safetensors::tensor::Metadata, Checkpo
     if header_bytes > MAX_HEADER_BYTES || header_bytes > file_bytes - 8 {
         return Err(damaged(format!("its header claims {header_bytes} bytes, the file has {file_bytes}")));
     }
-    let mut header = vec![0; 8 + header_bytes as usize];
-    header[..8].copy_from_slice(&length);
-    file.read_exact(&mut header[8..]).map_err(io)?;
-    let (_, metadata) = SafeTensors::read_metadata(&header).map_err(|error| damaged(error.to_string()))?;
+    let mut header = vec![0; header_bytes as usize];
+    file.read_exact(&mut header).map_err(io)?;
+    // Not `SafeTensors::read_metadata`, which wants the whole file; shapes and offsets are checked here too.
+    let metadata: Metadata = serde_json::from_slice(&header).map_err(|error| damaged(error.to_string()))?;
     let expected = 8 + header_bytes + metadata.data_len() as u64;
     if file_bytes != expected {
         return Err(damaged(format!("its tensors end at byte {expected}, the file has {file_bytes}")));
@@ -260,18 +249,37 @@ pub fn read_header(path: &Path) -> Result<safetensors::tensor::Metadata, Checkpo
     Ok(metadata)
 }
 
-fn load_weights(config: &ModelConfig, weights: &Path, device: &Device) -> Result<Model, CheckpointError> {
-    let mut model = Model::new(config, 0, device);
+/// A config that asks for far more parameters than the file holds must not be allocated first. One that is nearly
+/// right may be, because then the tensors that differ can be named.
+fn check_size(header: &Metadata, config: &ModelConfig, weights: &Path) -> Result<(), CheckpointError> {
+    let found: usize = header.tensors().values().map(|info| info.shape.iter().product::<usize>()).sum();
+    let cost = model_cost(config, 1);
+    let expected = cost.parameters() + cost.start_parameters;
+    match expected / 2 <= found {
+        true => Ok(()),
+        false => Err(CheckpointError::Tensors {
+            path: weights.into(),
+            problems: vec![format!("it holds {found} parameters, {CONFIG} asks for {expected}")],
+        }),
+    }
+}
+
+fn load_weights(
+    config: &ModelConfig,
+    header: &Metadata,
+    weights: &Path,
+    device: &Device,
+) -> Result<Model, CheckpointError> {
+    let mut model = Model::blank(config, device);
     match &mut model {
-        Model::Photon(model) => apply_strictly(model, weights),
-        Model::Flat(model) => apply_strictly(model, weights),
+        Model::Photon(model) => apply_strictly(model, header, weights),
+        Model::Flat(model) => apply_strictly(model, header, weights),
     }?;
     Ok(model)
 }
 
 /// Puts the tensors of a file into a module that must want exactly those.
-fn apply_strictly<M: ModuleSnapshot>(module: &mut M, weights: &Path) -> Result<(), CheckpointError> {
-    let header = read_header(weights)?;
+fn apply_strictly<M: ModuleSnapshot>(module: &mut M, header: &Metadata, weights: &Path) -> Result<(), CheckpointError> {
     let wrong_dtypes: Vec<String> = header
         .tensors()
         .iter()

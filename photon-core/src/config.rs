@@ -345,6 +345,14 @@ impl ModelConfig {
         }
     }
 
+    /// Standard deviation of freshly drawn matrices.
+    pub fn init_std(&self) -> f64 {
+        match self {
+            Self::Photon(config) => config.init_std,
+            Self::Flat(config) => config.init_std,
+        }
+    }
+
     /// Tokens under one top-level unit; 1 for a flat model.
     pub fn meta_chunk_tokens(&self) -> usize {
         match self {

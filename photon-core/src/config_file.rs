@@ -1,6 +1,6 @@
 //! TOML files that build on each other, read once and checked.
 //!
-//! Any table may name a `base = "other.toml"` (relative to the file it stands in): it is that file with the lines
+//! Any table outside a list may name a `base = "other.toml"` (relative to the file it stands in): it is that file with the lines
 //! that differ put over it. An entry of a list is addressed by its index, in a file (`[model.levels.0.encoder]`) as
 //! on the command line (`--set model.levels.0.encoder.n_layers=3`).
 
@@ -10,6 +10,9 @@ use serde::de::DeserializeOwned;
 use toml::{Table, Value};
 
 use crate::config::{ConfigError, ModelConfig};
+
+/// Keys whose value is one of several variants: another variant replaces it, whatever fields it had.
+const VARIANT_KEYS: [&str; 3] = ["attention", "positions", "held_out"];
 
 /// How deep `base` files may nest: a ring of files is an error, not a hang.
 const MAX_BASES: usize = 16;
@@ -162,7 +165,7 @@ fn merge(base: &mut Value, over: Value) -> Result<(), (String, String)> {
         (Value::Table(base), Value::Table(over)) => {
             for (key, value) in over {
                 match base.get_mut(&key) {
-                    Some(slot) if is_other_variant(slot, &value) => *slot = value,
+                    Some(slot) if VARIANT_KEYS.contains(&key.as_str()) => *slot = value,
                     Some(slot) if slot.is_table() || slot.is_array() => {
                         merge(slot, value).map_err(|(path, reason)| (format!("{key}.{path}"), reason))?;
                     }
@@ -185,28 +188,23 @@ fn merge(base: &mut Value, over: Value) -> Result<(), (String, String)> {
     Ok(())
 }
 
-/// Tables of one key each, and another key: variants of an enum, which replace each other instead of joining.
-fn is_other_variant(base: &Value, over: &Value) -> bool {
-    match (base, over) {
-        (Value::Table(base), Value::Table(over)) => {
-            base.len() == 1 && over.len() == 1 && base.keys().next() != over.keys().next()
-        }
-        _ => false,
-    }
-}
-
 fn apply_override(table: &mut Table, text: &str) -> Result<(), ConfigFileError> {
     let failed = |reason: &str| ConfigFileError::Override { text: text.into(), reason: reason.into() };
     let (path, value) = text.split_once('=').ok_or_else(|| failed("write key.path=value"))?;
     let value = parse_value(value.trim());
-    let mut keys = path.trim().split('.').peekable();
+    let keys = path.trim().split('.');
     let mut slot = Value::Table(std::mem::take(table));
     let outcome = (|| {
         let mut here = &mut slot;
-        while let Some(key) = keys.next() {
+        let mut parent = "";
+        for key in keys {
             if key.is_empty() {
                 return Err(failed("the key has an empty part"));
             }
+            if VARIANT_KEYS.contains(&parent) && here.get(key).is_none() {
+                *here = Value::Table(Table::new());
+            }
+            parent = key;
             here = match here {
                 Value::Table(table) => table.entry(key).or_insert_with(|| Value::Table(Table::new())),
                 Value::Array(list) => {
@@ -214,14 +212,7 @@ fn apply_override(table: &mut Table, text: &str) -> Result<(), ConfigFileError> 
                     let entry = key.parse::<usize>().ok().and_then(|index| list.get_mut(index));
                     entry.ok_or_else(|| failed(&format!("`{key}` is no index of a list of {len} entries")))?
                 }
-                // A unit variant such as "full" gives way to one with fields.
-                other => {
-                    *other = Value::Table(Table::new());
-                    match other {
-                        Value::Table(table) => table.entry(key).or_insert_with(|| Value::Table(Table::new())),
-                        _ => return Err(failed("cannot be set")),
-                    }
-                }
+                _ => return Err(failed(&format!("`{key}` cannot be set inside a plain value"))),
             };
         }
         *here = value;
@@ -256,6 +247,23 @@ mod tests {
         let expected =
             "name = 'plain words'\n[model]\na = 1\n[[model.levels]]\nx = 1\ny = 7\n[[model.levels]]\nx = 5\n";
         assert_eq!(table, expected.parse::<Table>().unwrap());
+    }
+
+    #[test]
+    fn one_variant_replaces_another_and_tables_join() {
+        let dir = tempfile::tempdir().unwrap();
+        let base = "attention = { window = { units = 3 } }\n[optimizer]\nlearning_rate = 1.0\n";
+        std::fs::write(dir.path().join("base.toml"), base).unwrap();
+        let variant = dir.path().join("variant.toml");
+        std::fs::write(&variant, "base = \"base.toml\"\nattention = { block = {} }\n[optimizer]\nwarmup = 2\n")
+            .unwrap();
+        let expected = "attention = { block = {} }\n[optimizer]\nlearning_rate = 1.0\nwarmup = 2\n";
+        assert_eq!(load_table(&variant, &[]).unwrap(), expected.parse::<Table>().unwrap());
+        let table = load_table(&variant, &["attention.stream.window=4".into()]).unwrap();
+        assert_eq!(table["attention"].to_string(), "{ stream = { window = 4 } }");
+        let table = load_table(&variant, &["attention=full".into(), "attention.window.units=5".into()]).unwrap();
+        assert_eq!(table["attention"].to_string(), "{ window = { units = 5 } }");
+        assert!(load_table(&variant, &["optimizer.learning_rate.x=1".into()]).is_err());
     }
 
     #[test]

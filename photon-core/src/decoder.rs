@@ -184,10 +184,12 @@ impl Decoder {
         slots
     }
 
-    /// Which slots emit: the end of a prefix, and a unit that is not the last of its chunk.
+    /// Which slots emit, one for each new unit: the end of a prefix, and a unit that is not the last of its chunk.
+    /// A chunk-local decoder never runs a last unit, so there every unit emits.
     fn readouts(&self, sources: &[Source]) -> Vec<usize> {
         let emits = |index: usize| match sources[index] {
             Source::Prefix { offset, .. } => offset + 1 == self.prefix_len,
+            Source::Unit(_) if self.is_chunk_local => true,
             Source::Unit(_) => !matches!(sources.get(index + 1), Some(Source::Prefix { .. })),
         };
         (0..sources.len()).filter(|&index| emits(index)).collect()
@@ -207,7 +209,8 @@ impl Decoder {
             Source::Prefix { group, .. } => n.max(group + 1),
             Source::Unit(_) => n,
         });
-        let n_missing = (n_groups_started * self.prefix_len).saturating_sub(n_prefix);
+        let n_missing = n_groups_started * self.prefix_len - n_prefix;
+        assert!(n_missing == 0 || n_prefix == self.prefix_len, "conditioning for all new groups, or for the newest");
         let indices: Vec<usize> = sources
             .iter()
             .map(|source| match *source {

@@ -13,6 +13,7 @@ use serde::Deserialize;
 
 use crate::checkpoint::{self, CheckpointError};
 use crate::config::{EncoderAttention, EncoderConfig, FlatConfig, ModelConfig, Positions};
+use crate::config_file::ConfigFileError;
 use crate::tokenizer::Tokenizer;
 
 /// Why a model cannot be imported.
@@ -79,7 +80,7 @@ struct LlamaConfig {
     hidden_act: Option<String>,
 }
 
-/// Converts the folder `from` into a checkpoint in `to`, which must not exist.
+/// Converts the folder `from` into a checkpoint in `to`, which must not hold one yet.
 ///
 /// # Errors
 ///
@@ -89,6 +90,9 @@ pub fn import_llama(from: &Path, to: &Path) -> Result<ModelConfig, ImportError> 
     let llama: LlamaConfig =
         serde_json::from_slice(&read(&config_path)?).map_err(|error| read_error(&config_path, error))?;
     let config = flat_config(&llama, &config_path)?;
+    ModelConfig::Flat(config.clone())
+        .validate()
+        .map_err(|source| CheckpointError::from(ConfigFileError::Rule { path: config_path.clone(), source }))?;
     let tokenizer = Tokenizer::load(&from.join("tokenizer.json")).map_err(CheckpointError::from)?;
     if tokenizer.vocab_size() > llama.vocab_size {
         let (expected, found) = (llama.vocab_size, tokenizer.vocab_size());

@@ -10,8 +10,12 @@ use rand_distr::{Distribution, Normal};
 /// Draws parameters in the order in which modules ask for them.
 pub struct Initializer<'a> {
     device: &'a Device,
-    rng: ChaCha8Rng,
-    std: f64,
+    source: Source,
+}
+
+enum Source {
+    Normal { rng: ChaCha8Rng, std: f64 },
+    Zeros,
 }
 
 impl<'a> Initializer<'a> {
@@ -22,12 +26,24 @@ impl<'a> Initializer<'a> {
     /// If `std` is negative or not finite; a validated config never is.
     pub fn new(seed: u64, std: f64, device: &'a Device) -> Self {
         assert!(std.is_finite() && std >= 0.0, "init_std = {std} is not a standard deviation");
-        Self { device, rng: ChaCha8Rng::seed_from_u64(seed), std }
+        Self { device, source: Source::Normal { rng: ChaCha8Rng::seed_from_u64(seed), std } }
     }
 
-    fn normal<const D: usize>(&mut self, shape: [usize; D], std: f64) -> Param<Tensor<D>> {
-        let normal = Normal::new(0.0, std as f32).expect("std was checked in new");
-        let values: Vec<f32> = normal.sample_iter(&mut self.rng).take(shape.iter().product()).collect();
+    /// Zeros where numbers would be drawn, for weights that come from a file.
+    pub fn blank(device: &'a Device) -> Self {
+        Self { device, source: Source::Zeros }
+    }
+
+    /// Normal numbers, of the standard deviation of matrices times `scale`.
+    fn normal<const D: usize>(&mut self, shape: [usize; D], scale: f64) -> Param<Tensor<D>> {
+        let n = shape.iter().product();
+        let values = match &mut self.source {
+            Source::Zeros => vec![0.0; n],
+            Source::Normal { rng, std } => {
+                let normal = Normal::new(0.0, (*std * scale) as f32).expect("std was checked in new");
+                normal.sample_iter(rng).take(n).collect()
+            }
+        };
         self.param(values, shape)
     }
 
@@ -37,14 +53,13 @@ impl<'a> Initializer<'a> {
 
     /// A matrix without bias.
     pub fn linear(&mut self, d_input: usize, d_output: usize) -> Linear {
-        Linear { weight: self.normal([d_input, d_output], self.std), bias: None }
+        Linear { weight: self.normal([d_input, d_output], 1.0), bias: None }
     }
 
     /// A matrix that adds to the residual stream: narrower by the root of the `n_adds` that sum up there,
     /// so that the stream's size does not grow with depth (GPT-2).
     pub fn residual_linear(&mut self, d_input: usize, d_output: usize, n_adds: usize) -> Linear {
-        let std = self.std / (n_adds as f64).sqrt();
-        Linear { weight: self.normal([d_input, d_output], std), bias: None }
+        Linear { weight: self.normal([d_input, d_output], 1.0 / (n_adds as f64).sqrt()), bias: None }
     }
 
     /// A matrix with a bias that starts at zero.
@@ -55,7 +70,7 @@ impl<'a> Initializer<'a> {
 
     /// A table of `vocab_size` rows.
     pub fn embedding(&mut self, vocab_size: usize, d_model: usize) -> Embedding {
-        Embedding { weight: self.normal([vocab_size, d_model], self.std) }
+        Embedding { weight: self.normal([vocab_size, d_model], 1.0) }
     }
 
     /// A norm whose gain starts at one.
@@ -65,7 +80,7 @@ impl<'a> Initializer<'a> {
 
     /// A learned vector. Never zero: an RMSNorm of zeros has an exploding gradient.
     pub fn vector(&mut self, d_model: usize) -> Param<Tensor<1>> {
-        self.normal([d_model], self.std)
+        self.normal([d_model], 1.0)
     }
 
     /// Logits of attention sinks, one a head, starting at zero (the weight of one average key).

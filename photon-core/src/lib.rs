@@ -1,7 +1,6 @@
 //! The model: what it computes, the state it decodes with, and the files it lives in.
 //!
-//! Text never enters the model and tokens never leave it: [`tokenizer`] stands before, sampling (in
-//! `photon-infer`) behind. Learning is `photon-train`'s. Nothing here prints, parses arguments or
+//! Text never enters the model and tokens never leave it: [`tokenizer`] stands before, [`sampler`] behind. Learning is `photon-train`'s. Nothing here prints, parses arguments or
 //! knows the time.
 //!
 //! # The way of the data
@@ -41,10 +40,12 @@
 //! # Shapes
 //!
 //! B batch, T tokens, M units at this level, C chunk length, R prefix length, D width, H heads,
-//! K head dimension, V vocabulary, N positions in a call, G groups (chunks with their prefix).
+//! K head dimension, V vocabulary, N positions in a call, E keys that are looked at, F inner width of the
+//! feed-forward, G groups (chunks with their prefix), S positions of a group; lower case for a part of it.
 
 pub mod accounting;
 pub mod allocator;
+pub mod atomic_file;
 pub mod checkpoint;
 pub mod chunker;
 pub mod config;

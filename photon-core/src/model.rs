@@ -1,6 +1,6 @@
 //! One face for every architecture: what the trainer, the evaluator and the generator call.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use burn::module::Module;
 use burn::nn::Linear;
@@ -34,13 +34,18 @@ pub struct Hidden {
 impl Model {
     /// Fresh weights, the same on every backend.
     pub fn new(config: &ModelConfig, seed: u64, device: &Device) -> Self {
+        Self::build(config, &mut Initializer::new(seed, config.init_std(), device))
+    }
+
+    /// Weights that wait to be loaded.
+    pub(crate) fn blank(config: &ModelConfig, device: &Device) -> Self {
+        Self::build(config, &mut Initializer::blank(device))
+    }
+
+    fn build(config: &ModelConfig, init: &mut Initializer) -> Self {
         match config {
-            ModelConfig::Photon(config) => {
-                Self::Photon(Photon::new(config, &mut Initializer::new(seed, config.init_std, device)))
-            }
-            ModelConfig::Flat(config) => {
-                Self::Flat(Flat::new(config, &mut Initializer::new(seed, config.init_std, device)))
-            }
+            ModelConfig::Photon(config) => Self::Photon(Photon::new(config, init)),
+            ModelConfig::Flat(config) => Self::Flat(Flat::new(config, init)),
         }
     }
 
@@ -128,6 +133,7 @@ impl Model {
     pub fn extend(&self, state: &mut State, rows: &[usize], token_ids: &[Vec<u32>]) -> Tensor<2> {
         assert_eq!(rows.len(), token_ids.len(), "one list of tokens for each row");
         assert!(token_ids.iter().all(|ids| !ids.is_empty()), "every row takes up at least one token");
+        assert_eq!(rows.iter().collect::<BTreeSet<_>>().len(), rows.len(), "no row is named twice");
         let mut groups: BTreeMap<(usize, usize), Vec<usize>> = BTreeMap::new();
         for (index, (&row, ids)) in rows.iter().zip(token_ids).enumerate() {
             groups.entry(self.work(state, row, ids.len())).or_default().push(index);

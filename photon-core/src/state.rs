@@ -1,5 +1,7 @@
 //! What generation carries from token to token: one field per stage, mirroring the models.
 
+use serde::Serialize;
+
 use crate::decoder::DecoderState;
 use crate::encoder::EncoderState;
 use crate::nn::kv_cache::KvCache;
@@ -31,7 +33,7 @@ pub struct FlatState {
 }
 
 /// What the caches of one stage hold.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct CacheUse {
     /// `encoder 1`, `decoder 2`, ... or `stack`.
     pub stage: String,

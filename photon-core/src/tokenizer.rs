@@ -9,11 +9,7 @@ mod hugging_face;
 mod pieces;
 mod stream;
 
-use std::{
-    fmt, fs,
-    io::{self, Write},
-    path::Path,
-};
+use std::{fmt, fs, path::Path};
 
 use serde::{Deserialize, Serialize, de::IgnoredAny};
 use sha2::{Digest, Sha256};
@@ -137,7 +133,7 @@ impl Tokenizer {
     /// # Errors
     /// When the folder is missing, cannot be written or is full.
     pub fn save(&self, path: &Path) -> Result<(), TokenizerError> {
-        write_atomically(path, self.to_json().as_bytes())
+        crate::atomic_file::write(path, self.to_json().as_bytes())
             .map_err(|source| TokenizerError::Write { path: path.to_owned(), source })
     }
 
@@ -204,7 +200,7 @@ impl Tokenizer {
     ///
     /// The bytes need not be UTF-8: a token may hold part of a character.
     pub fn decode(&self, token_ids: &[u32]) -> Vec<u8> {
-        let mut stream = self.stream();
+        let mut stream = self.stream(&[]);
         match &self.kind {
             Kind::HuggingFace(hf) if !hf.byte_level => hf.decode(token_ids).into_bytes(),
             _ => token_ids.iter().flat_map(|&id| stream.push(id)).collect(),
@@ -226,9 +222,19 @@ impl Tokenizer {
         }
     }
 
+    /// Bytes of text that a token stands for; none for the end-of-document token.
+    pub fn text_len(&self, token_id: u32) -> usize {
+        match self.eos_id() == Some(token_id) {
+            true => 0,
+            false => self.token_bytes(token_id).len(),
+        }
+    }
+
     /// Decodes token after token, keeping what context the tokenizer needs.
-    pub fn stream(&self) -> ByteStream<'_> {
-        ByteStream::new(self)
+    ///
+    /// `context` are the tokens before, such as a prompt's: some tokenizers write a token by its neighbours.
+    pub fn stream(&self, context: &[u32]) -> ByteStream<'_> {
+        ByteStream::new(self, context)
     }
 }
 
@@ -257,25 +263,6 @@ fn bytes_json() -> String {
 fn fingerprint_of(json: &str) -> String {
     let digest = Sha256::digest(json.as_bytes());
     digest.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
-fn write_atomically(path: &Path, contents: &[u8]) -> io::Result<()> {
-    let folder = match path.parent() {
-        Some(folder) if !folder.as_os_str().is_empty() => folder,
-        _ => Path::new("."),
-    };
-    let mut builder = tempfile::Builder::new();
-    #[cfg(unix)]
-    {
-        // As any new file: the umask decides. A temporary file is otherwise its owner's alone.
-        use std::os::unix::fs::PermissionsExt;
-        builder.permissions(fs::Permissions::from_mode(0o666));
-    }
-    let mut file = builder.prefix(".tokenizer-").tempfile_in(folder)?;
-    file.write_all(contents)?;
-    file.as_file().sync_all()?;
-    file.persist(path)?;
-    Ok(())
 }
 
 #[cfg(test)]

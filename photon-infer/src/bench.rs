@@ -9,6 +9,8 @@ use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use serde::Serialize;
 
+use crate::generate::prefill;
+
 /// What to measure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct BenchConfig {
@@ -34,27 +36,7 @@ pub struct BenchReport {
     /// Generated tokens of all rows a second, after the first.
     pub decode_tokens_per_sec: f64,
     /// The caches at the end.
-    pub caches: Vec<StageCache>,
-}
-
-/// The cache of one stage at the end of a run.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct StageCache {
-    /// `encoder 1`, ...
-    pub stage: String,
-    /// Entries of one row in each layer.
-    pub entries: usize,
-    /// Bytes that they take, all rows.
-    pub used_bytes: usize,
-    /// Bytes that the tensors hold, room to grow included.
-    pub allocated_bytes: usize,
-}
-
-impl From<CacheUse> for StageCache {
-    fn from(cache: CacheUse) -> Self {
-        let CacheUse { stage, entries, used_bytes, allocated_bytes } = cache;
-        Self { stage, entries, used_bytes, allocated_bytes }
-    }
+    pub caches: Vec<CacheUse>,
 }
 
 /// Measures a model.
@@ -76,8 +58,8 @@ pub fn bench(model: &Model, config: BenchConfig) -> BenchReport {
     let mut caches = Vec::new();
     for run in 0..=config.repeats {
         let started = Instant::now();
-        let (mut state, _) = model.begin(config.batch_size);
-        let mut newest = likeliest(model.extend(&mut state, &rows, &prompts));
+        let (mut state, first) = model.begin(config.batch_size);
+        let mut newest = likeliest(prefill(model, &mut state, &prompts, first));
         let first = started.elapsed();
         for _ in 1..config.decode_tokens {
             newest = likeliest(model.extend(&mut state, &rows, &newest));
@@ -88,7 +70,7 @@ pub fn bench(model: &Model, config: BenchConfig) -> BenchReport {
             first_secs.push(first.as_secs_f64());
             decode_secs.push((all - first).as_secs_f64());
         }
-        caches = state.cache_use().into_iter().map(StageCache::from).collect();
+        caches = state.cache_use();
     }
     let (first, decode) = (median(first_secs), median(decode_secs));
     BenchReport {

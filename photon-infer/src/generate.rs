@@ -2,16 +2,18 @@
 //!
 //! Rows stand wherever their prompts end. A row that meets its end leaves the batch; the others do not notice.
 
+use burn::tensor::Tensor;
 use photon_core::checkpoint::Checkpoint;
+use photon_core::model::Model;
 use photon_core::sampler::{Sampler, SamplerError, SamplingConfig};
-use photon_core::state::{CacheUse, State};
+use photon_core::state::State;
 use photon_core::tokenizer::{ByteStream, TokenizerError};
 use serde::Serialize;
 
 use crate::text_stream::TextStream;
 
 /// Tokens of a prompt that go through the model at once; the result does not depend on it.
-const PIECE_TOKENS: usize = 1024;
+const PIECE_TOKENS: usize = 256;
 
 /// What to generate.
 #[derive(Clone, Debug, PartialEq)]
@@ -45,6 +47,9 @@ pub enum GenerateError {
         /// What was wrong with them.
         source: SamplerError,
     },
+    /// Nobody takes the text any more.
+    #[error("while writing the text: {0}")]
+    Emit(#[from] std::io::Error),
 }
 
 /// Why a row ended.
@@ -72,14 +77,8 @@ pub struct Completion {
     pub finish_reason: FinishReason,
 }
 
-/// Everything generated, and what the caches held at the end.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Generated {
-    /// One for each prompt, in their order.
-    pub completions: Vec<Completion>,
-    /// The caches after the last step, of the rows that were then left.
-    pub caches: Vec<CacheUse>,
-}
+/// Told each piece of text: row and text. An error ends the generation.
+pub type Emit<'a> = dyn FnMut(usize, &str) -> std::io::Result<()> + 'a;
 
 /// A row under way.
 struct Row<'a> {
@@ -101,8 +100,8 @@ pub fn generate(
     checkpoint: &Checkpoint,
     prompts: &[String],
     config: &GenerateConfig,
-    emit: &mut dyn FnMut(usize, &str),
-) -> Result<Generated, GenerateError> {
+    emit: &mut Emit,
+) -> Result<Vec<Completion>, GenerateError> {
     let Checkpoint { model, tokenizer } = checkpoint;
     let encode = |(row, prompt): (usize, &String)| {
         tokenizer.encode(prompt.as_bytes(), "the prompt").map_err(|source| GenerateError::Prompt { row, source })
@@ -117,13 +116,13 @@ pub fn generate(
             index,
             prompt_tokens: prompt.len(),
             sampler: Sampler::new(config.sampling, index as u64),
-            bytes: tokenizer.stream(),
+            bytes: tokenizer.stream(prompt),
             text_stream: TextStream::new(config.stops.clone()),
             token_ids: Vec::new(),
             text: String::new(),
         })
         .collect();
-    let mut logits = prefill(checkpoint, &mut state, &prompts, rows_of(first_logits));
+    let mut logits = rows_of(prefill(model, &mut state, &prompts, first_logits));
 
     while !running.is_empty() {
         let mut staying = Vec::with_capacity(running.len());
@@ -137,7 +136,7 @@ pub fn generate(
         for (place, reason) in ended.into_iter().rev() {
             let row = running.remove(place);
             let index = row.index;
-            completions[index] = Some(row.finish(reason, emit));
+            completions[index] = Some(row.finish(reason, emit)?);
         }
         if running.is_empty() {
             break;
@@ -150,26 +149,27 @@ pub fn generate(
             running.iter().map(|row| row.token_ids[row.token_ids.len() - 1..].to_vec()).collect();
         logits = rows_of(model.extend(&mut state, &rows, &newest));
     }
-    let completions = completions.into_iter().map(|row| row.expect("every row ends")).collect();
-    Ok(Generated { completions, caches: state.cache_use() })
+    Ok(completions.into_iter().map(|row| row.expect("every row ends")).collect())
 }
 
-/// Takes up the prompts, each in pieces; returns the logits of the token after each.
-fn prefill(checkpoint: &Checkpoint, state: &mut State, prompts: &[Vec<u32>], first: Vec<Vec<f32>>) -> Vec<Vec<f32>> {
-    let mut logits = first;
+/// Takes up the prompts, each in pieces; returns the logits of the token after each, `[B, V]`.
+///
+/// `first` are the logits of the token after an empty prompt.
+pub(crate) fn prefill(model: &Model, state: &mut State, prompts: &[Vec<u32>], first: Tensor<2>) -> Tensor<2> {
+    let mut logits: Vec<Tensor<2>> = first.split(1, 0);
     let longest = prompts.iter().map(Vec::len).max().unwrap_or(0);
     for start in (0..longest).step_by(PIECE_TOKENS) {
         let rows: Vec<usize> = (0..prompts.len()).filter(|&row| prompts[row].len() > start).collect();
         let piece = |&row: &usize| prompts[row][start..(start + PIECE_TOKENS).min(prompts[row].len())].to_vec();
         let pieces: Vec<Vec<u32>> = rows.iter().map(piece).collect();
-        let new = rows_of(checkpoint.model.extend(state, &rows, &pieces));
+        let new = model.extend(state, &rows, &pieces).split(1, 0);
         rows.into_iter().zip(new).for_each(|(row, new)| logits[row] = new);
     }
-    logits
+    Tensor::cat(logits, 0)
 }
 
 /// `[b, V]` as `b` lists.
-fn rows_of(logits: burn::tensor::Tensor<2>) -> Vec<Vec<f32>> {
+fn rows_of(logits: Tensor<2>) -> Vec<Vec<f32>> {
     let [_, vocab_size] = logits.dims();
     let values: Vec<f32> = logits.try_into_vec_as().expect("logits are f32");
     values.chunks(vocab_size).map(<[f32]>::to_vec).collect()
@@ -182,7 +182,7 @@ impl Row<'_> {
         logits: &[f32],
         config: &GenerateConfig,
         eos_id: Option<u32>,
-        emit: &mut dyn FnMut(usize, &str),
+        emit: &mut Emit,
     ) -> Result<Option<FinishReason>, GenerateError> {
         if self.token_ids.len() == config.max_tokens {
             return Ok(Some(FinishReason::Length));
@@ -196,7 +196,7 @@ impl Row<'_> {
         self.token_ids.push(token_id);
         let bytes = self.bytes.push(token_id);
         let emitted = self.text_stream.push(&bytes);
-        self.say(&emitted.text, emit);
+        self.say(&emitted.text, emit)?;
         Ok(match emitted.stopped {
             true => Some(FinishReason::Stop),
             // The model need not run for a token that nobody asks for.
@@ -205,18 +205,19 @@ impl Row<'_> {
         })
     }
 
-    fn finish(mut self, finish_reason: FinishReason, emit: &mut dyn FnMut(usize, &str)) -> Completion {
+    fn finish(mut self, finish_reason: FinishReason, emit: &mut Emit) -> Result<Completion, GenerateError> {
         let bytes = self.bytes.finish();
         let tail = self.text_stream.push(&bytes).text + &self.text_stream.finish();
-        self.say(&tail, emit);
+        self.say(&tail, emit)?;
         let Self { prompt_tokens, token_ids, text, .. } = self;
-        Completion { prompt_tokens, token_ids, text, finish_reason }
+        Ok(Completion { prompt_tokens, token_ids, text, finish_reason })
     }
 
-    fn say(&mut self, text: &str, emit: &mut dyn FnMut(usize, &str)) {
-        if !text.is_empty() {
-            emit(self.index, text);
-            self.text.push_str(text);
+    fn say(&mut self, text: &str, emit: &mut Emit) -> std::io::Result<()> {
+        if text.is_empty() {
+            return Ok(());
         }
+        self.text.push_str(text);
+        emit(self.index, text)
     }
 }

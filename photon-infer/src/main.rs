@@ -137,22 +137,19 @@ fn run_generate(args: GenerateArgs) -> Result<()> {
     if is_stream {
         write!(out, "{}", prompts[0])?;
     }
-    let mut broken = Ok(());
-    let generated = generate(&checkpoint, &prompts, &config, &mut |_, text| {
-        if is_stream && broken.is_ok() {
-            broken = write!(out, "{text}").and_then(|()| out.flush());
-        }
+    let completions = generate(&checkpoint, &prompts, &config, &mut |_, text| match is_stream {
+        true => write!(out, "{text}").and_then(|()| out.flush()),
+        false => Ok(()),
     })?;
-    broken.context("while writing the text")?;
     match args.format {
         Format::Text if is_stream => writeln!(out)?,
         Format::Text => {
-            for (index, (prompt, completion)) in prompts.iter().zip(&generated.completions).enumerate() {
+            for (index, (prompt, completion)) in prompts.iter().zip(&completions).enumerate() {
                 writeln!(out, "--- {index}\n{prompt}{}\n", completion.text)?;
             }
         }
         Format::Json => {
-            for (prompt, completion) in prompts.iter().zip(&generated.completions) {
+            for (prompt, completion) in prompts.iter().zip(&completions) {
                 writeln!(out, "{}", completion_json(prompt, completion))?;
             }
         }

@@ -7,7 +7,7 @@ use photon_core::config_file::{self, ConfigFileError};
 use serde::{Deserialize, Serialize};
 use toml::{Table, Value};
 
-use crate::data::DataConfig;
+use crate::data::{DataConfig, DataError};
 
 /// A whole run.
 #[derive(Clone, Debug, PartialEq)]
@@ -128,6 +128,14 @@ pub enum RunConfigError {
     /// The file or the model in it.
     #[error(transparent)]
     File(#[from] ConfigFileError),
+    /// A value of `data`.
+    #[error("{path}: in `data`: {source}")]
+    Data {
+        /// The file.
+        path: PathBuf,
+        /// The rule.
+        source: DataError,
+    },
     /// A value breaks a rule.
     #[error("{path}: {key} = {value}: {fix}")]
     Rule {
@@ -162,6 +170,15 @@ impl RunConfig {
         };
         let mut train: TrainConfig = config_file::parse(table, path)?;
         train.validate(path)?;
+        if train.seq_len < model.meta_chunk_tokens() {
+            return Err(RunConfigError::Rule {
+                path: path.into(),
+                key: "seq_len",
+                value: train.seq_len.to_string(),
+                fix: "is shorter than the product of the chunk lengths: one unit of the top level would never be whole",
+            });
+        }
+        train.data.validate().map_err(|source| RunConfigError::Data { path: path.into(), source })?;
         // Absolute, so that the resolved config means the same wherever it is kept.
         let absolute =
             std::path::absolute(path).map_err(|source| ConfigFileError::Read { path: path.into(), source })?;

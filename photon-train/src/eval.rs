@@ -3,6 +3,7 @@
 use burn::tensor::{Int, Tensor};
 use photon_core::loss::token_nats;
 use photon_core::model::Model;
+use photon_core::tokenizer::Tokenizer;
 use serde::Serialize;
 
 use crate::data::{Batch, TokenStore, eval_windows};
@@ -28,10 +29,11 @@ pub struct Evaluation {
 
 /// Evaluates on at most `max_tokens` tokens, in rows of `seq_len` that start without context.
 ///
-/// The bytes of the tokens looked at are taken in the proportion of the whole store, which is exact for bytes and
-/// for a store looked at whole.
+/// Bytes are those of the tokens looked at. For a tokenizer that is not byte-level and a store not looked at whole,
+/// they are what each token decodes to alone, which can miss blanks.
 pub fn evaluate(
     model: &Model,
+    tokenizer: &Tokenizer,
     store: &TokenStore,
     seq_len: usize,
     max_tokens: usize,
@@ -40,16 +42,20 @@ pub fn evaluate(
     let n_slots = model.hierarchy().map_or(1, |config| config.levels[0].chunk_len);
     let windows = eval_windows(store, seq_len, max_tokens);
     let batches: Vec<Batch> = windows.chunks(EVAL_ROWS).map(|rows| Batch::read(store, rows, seq_len)).collect();
-    let sums = replicas.map(model, &batches, |model, batch| slot_sums(model, batch, n_slots));
-
-    let mut slots = vec![(0.0, 0); n_slots];
-    for sum in sums {
-        slots.iter_mut().zip(sum).for_each(|(slot, (nats, n))| *slot = (slot.0 + nats, slot.1 + n));
-    }
+    let shares = replicas.map(model, &batches, |model, share| {
+        share.iter().fold(vec![(0.0, 0); n_slots], |slots, batch| add(slots, slot_sums(model, batch, n_slots)))
+    });
+    // A row shorter than a chunk never comes to the last slots.
+    let slots = shares.into_iter().fold(vec![(0.0, 0); n_slots], add).into_iter().filter(|(_, n)| *n > 0);
+    let slots: Vec<(f64, usize)> = slots.collect();
     let nats: f64 = slots.iter().map(|(nats, _)| nats).sum();
     let n_tokens: usize = slots.iter().map(|(_, n)| n).sum();
     let nats_per_token = nats / n_tokens as f64;
-    let bytes_per_token = store.text_bytes() as f64 / store.len() as f64;
+    let n_bytes = match n_tokens == store.len() {
+        true => store.text_bytes() as usize,
+        false => batches.iter().flat_map(real_tokens).map(|id| tokenizer.text_len(id)).sum(),
+    };
+    let bytes_per_token = n_bytes as f64 / n_tokens as f64;
     Evaluation {
         n_tokens,
         nats_per_token,
@@ -57,6 +63,16 @@ pub fn evaluate(
         bits_per_byte: bits_per_byte(nats_per_token, bytes_per_token),
         slot_nats: slots.into_iter().map(|(nats, n)| nats / n as f64).collect(),
     }
+}
+
+fn add(a: Vec<(f64, usize)>, b: Vec<(f64, usize)>) -> Vec<(f64, usize)> {
+    a.into_iter().zip(b).map(|((nats, n), (more_nats, more))| (nats + more_nats, n + more)).collect()
+}
+
+/// The tokens of a batch without its padding.
+fn real_tokens(batch: &Batch) -> impl Iterator<Item = u32> {
+    let rows = batch.token_ids.chunks(batch.seq_len());
+    rows.zip(&batch.lens).flat_map(|(row, &len)| row[..len].iter().copied())
 }
 
 /// Nats a token as bits a byte.

@@ -6,6 +6,7 @@
 //! step       gradients -> weights, through the optimizer
 //! eval       weights -> bits per byte
 //! record     the run folder: config, metrics, events, samples
+//! events     curves for TensorBoard
 //! trainer    the loop over all of it
 //! ```
 //!
@@ -15,6 +16,7 @@ pub mod bench;
 pub mod config;
 pub mod data;
 pub mod eval;
+pub mod events;
 pub mod optimizer;
 pub mod record;
 pub mod replicas;

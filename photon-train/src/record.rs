@@ -14,9 +14,10 @@ use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use photon_core::checkpoint::write_atomically;
+use photon_core::atomic_file;
 use serde::Serialize;
-use tensorboard_rs::summary_writer::SummaryWriter;
+
+use crate::events::EventFile;
 
 /// Why something could not be recorded.
 #[derive(Debug, thiserror::Error)]
@@ -52,22 +53,29 @@ pub enum Existing {
     Replace,
 }
 
+/// Whether a run may go to `path`: a check to make before long work.
+///
+/// # Errors
+///
+/// A folder with something in it that is not to be, or never is, replaced.
+pub fn check_free(path: &Path, existing: Existing) -> Result<(), RecordError> {
+    let is_empty = std::fs::read_dir(path).map_or(true, |mut entries| entries.next().is_none());
+    match existing {
+        _ if is_empty => Ok(()),
+        Existing::Refuse => Err(RecordError::Exists { path: path.into() }),
+        Existing::Replace if path.join("run.toml").is_file() => Ok(()),
+        Existing::Replace => Err(RecordError::NotARun { path: path.into() }),
+    }
+}
+
 /// Somewhere that numbers over steps are drawn as curves.
 pub trait EventWriter {
     /// One point of a curve.
-    fn scalar(&mut self, tag: &str, value: f64, step: u64);
-    /// Makes what was written visible.
-    fn flush(&mut self);
-}
-
-impl EventWriter for SummaryWriter {
-    fn scalar(&mut self, tag: &str, value: f64, step: u64) {
-        self.add_scalar(tag, value as f32, step as usize);
-    }
-
-    fn flush(&mut self) {
-        SummaryWriter::flush(self);
-    }
+    ///
+    /// # Errors
+    ///
+    /// If the system refuses.
+    fn scalar(&mut self, tag: &str, value: f64, step: u64) -> std::io::Result<()>;
 }
 
 /// An open run folder.
@@ -94,33 +102,26 @@ impl RunFolder {
             let path = path.to_owned();
             move |source| RecordError::Write { path, source }
         };
-        let is_taken = std::fs::read_dir(path).is_ok_and(|mut entries| entries.next().is_some());
-        if is_taken {
-            match existing {
-                Existing::Refuse => return Err(RecordError::Exists { path: path.into() }),
-                Existing::Replace if !path.join("run.toml").is_file() => {
-                    return Err(RecordError::NotARun { path: path.into() });
-                }
-                Existing::Replace => std::fs::remove_dir_all(path).map_err(write(path))?,
-            }
+        check_free(path, existing)?;
+        if existing == Existing::Replace && path.join("run.toml").is_file() {
+            std::fs::remove_dir_all(path).map_err(write(path))?;
         }
         std::fs::create_dir_all(path).map_err(write(path))?;
         let facts = serde_json::to_string_pretty(facts).expect("run facts are plain data");
         for (name, text) in [("run.toml", resolved_config), ("run.json", &facts)] {
             let file = path.join(name);
-            write_atomically(&file, text.as_bytes()).map_err(write(&file))?;
+            atomic_file::write(&file, text.as_bytes()).map_err(write(&file))?;
         }
         let append = |name: &str| {
             let file = path.join(name);
             OpenOptions::new().create(true).append(true).open(&file).map_err(write(&file))
         };
         let events_folder = path.join("tensorboard");
-        // The event writer panics where it cannot write: make sure beforehand that it can.
-        std::fs::create_dir_all(&events_folder).map_err(write(&events_folder))?;
+        let events = EventFile::create(&events_folder).map_err(write(&events_folder))?;
         Ok(Self {
             metrics: append("metrics.jsonl")?,
             samples: append("samples.txt")?,
-            events: Box::new(SummaryWriter::new(&events_folder)),
+            events: Box::new(events),
             path: path.into(),
         })
     }
@@ -147,13 +148,13 @@ impl RunFolder {
     }
 
     /// One point of a curve.
-    pub fn scalar(&mut self, tag: &str, value: f64, step: u64) {
-        self.events.scalar(tag, value, step);
-    }
-
-    /// Makes the curves visible.
-    pub fn flush(&mut self) {
-        self.events.flush();
+    ///
+    /// # Errors
+    ///
+    /// If the system refuses.
+    pub fn scalar(&mut self, tag: &str, value: f64, step: u64) -> Result<(), RecordError> {
+        let path = self.path.join("tensorboard");
+        self.events.scalar(tag, value, step).map_err(|source| RecordError::Write { path, source })
     }
 
     /// The folder of the newest weights.

@@ -1,8 +1,8 @@
 //! Several copies of the model at work on one update, each on a core of its own.
 //!
 //! One model keeps little more than one core busy on the CPU backend. Copies share their weights (tensors are
-//! reference-counted); gradients are added in the order of the micro-batches, whoever computed them, so results
-//! depend on how the batch was cut and not on how many replicas there are.
+//! reference-counted). Each adds up the gradients of its micro-batches, then the sums are added: however many
+//! replicas there are, results differ by the order of additions only.
 
 use std::thread;
 
@@ -46,51 +46,64 @@ impl Replicas {
 
     /// Gradients of the batch that `micro_batches` make up.
     pub fn gradients(&self, model: &Model, objective: &Objective, micro_batches: &[Batch]) -> BatchGradients {
-        let parts = self.map(model, micro_batches, |model, batch| {
-            let loss = objective.loss(model, batch_ids(batch, model), &batch.lens);
-            let cross_entropy: f32 = loss.cross_entropy.into_scalar();
-            let reconstruction: f32 = loss.reconstruction.into_scalar();
-            let grads = GradientsParams::from_grads(loss.total.backward(), model);
-            (grads, f64::from(cross_entropy), f64::from(reconstruction))
+        let shares = self.map(model, micro_batches, |model, share| {
+            let mut sum = Share { grads: GradientsAccumulator::new(), cross_entropy: 0.0, reconstruction: 0.0 };
+            for batch in share {
+                let loss = objective.loss(model, batch_ids(batch, model), &batch.lens);
+                sum.grads.accumulate(model, GradientsParams::from_grads(loss.total.backward(), model));
+                // Read after the backward pass is under way: a read waits for the device.
+                let parts = Tensor::cat(vec![loss.cross_entropy, loss.reconstruction], 0);
+                let parts: Vec<f32> = parts.try_into_vec_as().expect("losses are f32");
+                sum.cross_entropy += f64::from(parts[0]);
+                sum.reconstruction += f64::from(parts[1]);
+            }
+            sum
         });
-        let mut sum = GradientsAccumulator::new();
-        let (mut cross_entropy_nats, mut total_reconstruction) = (0.0, 0.0);
-        for (grads, cross_entropy, reconstruction) in parts {
-            sum.accumulate(model, grads);
-            cross_entropy_nats += cross_entropy;
-            total_reconstruction += reconstruction;
+        let mut grads = GradientsAccumulator::new();
+        let (mut cross_entropy_nats, mut reconstruction) = (0.0, 0.0);
+        for mut share in shares {
+            grads.accumulate(model, share.grads.grads());
+            cross_entropy_nats += share.cross_entropy;
+            reconstruction += share.reconstruction;
         }
-        BatchGradients { grads: sum.grads(), cross_entropy_nats, reconstruction: total_reconstruction }
+        BatchGradients { grads: grads.grads(), cross_entropy_nats, reconstruction }
     }
 
-    /// Applies `work` to every batch, shared out among the replicas; results in the order of the batches.
-    pub fn map<R: Send>(&self, model: &Model, batches: &[Batch], work: impl Fn(&Model, &Batch) -> R + Sync) -> Vec<R> {
+    /// Shares the batches out among the replicas, in runs of neighbours; one result for each share, in order.
+    pub fn map<R: Send>(
+        &self,
+        model: &Model,
+        batches: &[Batch],
+        work: impl Fn(&Model, &[Batch]) -> R + Sync,
+    ) -> Vec<R> {
         let n_replicas = self.pools.len().min(batches.len());
         if n_replicas <= 1 {
-            return batches.iter().map(|batch| work(model, batch)).collect();
+            return vec![work(model, batches)];
         }
         let work = &work;
-        let mut results: Vec<Option<R>> = batches.iter().map(|_| None).collect();
         thread::scope(|scope| {
-            let workers: Vec<_> = self.pools[..n_replicas]
-                .iter()
-                .enumerate()
-                .map(|(replica, pool)| {
+            let shares = batches.chunks(batches.len().div_ceil(n_replicas));
+            let workers: Vec<_> = shares
+                .zip(&self.pools)
+                .map(|(share, pool)| {
                     // Leaves of its own: graphs that share one would be run backward together.
                     let model = model.clone().fork(&model.device());
-                    let share = batches.iter().enumerate().skip(replica).step_by(n_replicas);
-                    scope.spawn(move || {
-                        pool.install(move || share.map(|(i, batch)| (i, work(&model, batch))).collect::<Vec<_>>())
-                    })
+                    scope.spawn(move || pool.install(move || work(&model, share)))
                 })
                 .collect();
-            for worker in workers {
-                let share = worker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-                share.into_iter().for_each(|(index, result)| results[index] = Some(result));
-            }
-        });
-        results.into_iter().map(|result| result.expect("every batch is some replica's")).collect()
+            let join = |worker: thread::ScopedJoinHandle<'_, R>| {
+                worker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+            };
+            workers.into_iter().map(join).collect()
+        })
     }
+}
+
+/// What one replica has added up.
+struct Share {
+    grads: GradientsAccumulator<Model>,
+    cross_entropy: f64,
+    reconstruction: f64,
 }
 
 /// The ids of a batch on the model's device: `[B, T]`.

@@ -40,7 +40,7 @@ pub enum TrainError {
         /// The tokenizer's.
         found: usize,
     },
-    /// The loss or the gradients are no numbers any more.
+    /// The loss, the gradients or an evaluation are no numbers any more.
     #[error(
         "the loss or its gradient is not finite at step {step}: lower optimizer.learning_rate or lengthen \
          optimizer.warmup_steps; the last checkpoint is as it was"
@@ -84,7 +84,7 @@ pub struct EvalReport {
     pub held_out: Evaluation,
     /// Text from the model.
     pub sample: Option<String>,
-    /// Whether no evaluation before was better.
+    /// Whether no evaluation before was better; never so for fresh weights, which are no result.
     pub is_best: bool,
 }
 
@@ -103,7 +103,7 @@ pub struct Outcome {
     pub steps: u64,
     /// The last evaluation.
     pub last: Evaluation,
-    /// Fewest held-out bits per byte of any evaluation.
+    /// Fewest held-out bits per byte of any evaluation after a step; infinite if there was none.
     pub best_bits_per_byte: f64,
     /// Whether it was asked to stop before the last step.
     pub interrupted: bool,
@@ -223,14 +223,13 @@ pub fn train(
             last = trainer.evaluate(&model, steps_done, place.observer)?;
         }
         if is_last || steps_done.is_multiple_of(train.checkpoint_every_steps) {
-            trainer.save_last(&model)?;
+            trainer.save_last(&model, steps_done)?;
         }
     }
     let interrupted = steps_done < train.steps;
     if interrupted {
-        trainer.save_last(&model)?;
+        trainer.save_last(&model, steps_done)?;
     }
-    trainer.folder.flush();
     Ok(Outcome { steps: steps_done, last, best_bits_per_byte: trainer.best_bits_per_byte, interrupted })
 }
 
@@ -257,10 +256,10 @@ impl Trainer<'_> {
             ("train/learning_rate", report.learning_rate),
             ("train/tokens_per_sec", report.tokens_per_sec),
         ] {
-            self.folder.scalar(tag, value, report.step);
+            self.folder.scalar(tag, value, report.step)?;
         }
         if self.config.train.alpha > 0.0 {
-            self.folder.scalar("train/reconstruction", report.reconstruction, report.step);
+            self.folder.scalar("train/reconstruction", report.reconstruction, report.step)?;
         }
         Ok(())
     }
@@ -268,33 +267,39 @@ impl Trainer<'_> {
     fn evaluate(&mut self, model: &Model, step: u64, observer: &mut dyn Observer) -> Result<Evaluation, TrainError> {
         let train = &self.config.train;
         let model = without_gradients(model);
-        let held_out = evaluate(&model, self.valid, train.seq_len, train.eval.max_tokens, self.learner.replicas());
+        let held_out =
+            evaluate(&model, self.tokenizer, self.valid, train.seq_len, train.eval.max_tokens, self.learner.replicas());
+        if !held_out.nats_per_token.is_finite() {
+            return Err(TrainError::NotFinite { step });
+        }
         let sample = match train.eval.sample_tokens {
             0 => None,
             n => Some(sample_text(&model, self.tokenizer, &train.eval.sample_prompt, n, train.seed)?),
         };
-        let is_best = held_out.bits_per_byte < self.best_bits_per_byte;
+        let is_best = step > 0 && held_out.bits_per_byte < self.best_bits_per_byte;
         let report = EvalReport { step, held_out, sample, is_best };
         self.folder.metrics(&Line::Evaluation(&report))?;
-        self.folder.scalar("held_out/bits_per_byte", report.held_out.bits_per_byte, step);
-        self.folder.scalar("held_out/loss_nats", report.held_out.nats_per_token, step);
-        self.folder.flush();
+        self.folder.scalar("held_out/bits_per_byte", report.held_out.bits_per_byte, step)?;
+        self.folder.scalar("held_out/loss_nats", report.held_out.nats_per_token, step)?;
         if let Some(sample) = &report.sample {
             self.folder.sample(step, sample)?;
         }
         if is_best {
             self.best_bits_per_byte = report.held_out.bits_per_byte;
-            // Fresh weights are no result.
-            if step > 0 {
-                checkpoint::save(&self.folder.best_checkpoint(), &model, self.tokenizer)?;
-            }
+            checkpoint::save(&self.folder.best_checkpoint(), &model, self.tokenizer)?;
         }
         observer.evaluation(&report);
         Ok(report.held_out)
     }
 
-    fn save_last(&self, model: &Model) -> Result<(), TrainError> {
+    /// Saves weights that still predict; others must not take the place of good ones.
+    fn save_last(&self, model: &Model, step: u64) -> Result<(), TrainError> {
         let model = without_gradients(model);
+        let seq_len = self.config.train.seq_len;
+        let glance = evaluate(&model, self.tokenizer, self.valid, seq_len, seq_len, self.learner.replicas());
+        if !glance.nats_per_token.is_finite() {
+            return Err(TrainError::NotFinite { step });
+        }
         Ok(checkpoint::save(&self.folder.last_checkpoint(), &model, self.tokenizer)?)
     }
 }

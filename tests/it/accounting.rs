@@ -110,15 +110,46 @@ fn cache_bytes_are_those_of_the_built_state() {
         for (cost, found) in cache_cost(&case.config).into_iter().zip(state.cache_use()) {
             assert_eq!(cost.stage, found.stage);
             assert_eq!(found.used_bytes, found.entries * cost.numbers_per_entry * CacheDtype::F32.bytes());
-            if cost.max_entries.is_none() {
-                // The flat model's start embedding is an entry that stands for no token.
-                let start = usize::from(cost.stage == "stack");
-                assert_eq!(found.entries, n_tokens / cost.tokens_per_entry + start, "{}: {}", case.name, cost.stage);
-            } else {
-                assert!(found.entries <= cost.max_entries.unwrap(), "{}: {}", case.name, cost.stage);
+            // The flat model's start embedding is an entry that stands for no token.
+            let start = usize::from(cost.stage == "stack");
+            match cost.max_entries {
+                None => assert_eq!(found.entries, n_tokens / cost.tokens_per_entry + start, "{}", case.name),
+                Some(max) => assert!(found.entries <= max, "{}: {}", case.name, cost.stage),
             }
         }
+        for (spec, found) in specs(&case.config).into_iter().zip(state.cache_use()) {
+            // What the next position sees of those before it: a bounded cache keeps that and no more.
+            let (span, n_positions) = spec(n_tokens);
+            assert_eq!(found.entries, span.live_entries(n_positions), "{}: {}", case.name, found.stage);
+        }
     }
+}
+
+type SpanAt = Box<dyn Fn(usize) -> (Span, usize)>;
+
+/// The span of every stack, encoders first, and the positions it has run after so many tokens.
+fn specs(config: &ModelConfig) -> Vec<SpanAt> {
+    let config = match config.clone() {
+        ModelConfig::Flat(config) => return vec![Box::new(move |n_tokens| (config.spec().span, n_tokens + 1))],
+        ModelConfig::Photon(config) => config,
+    };
+    let mut spans: Vec<SpanAt> = Vec::new();
+    for level in 1..=config.n_levels() {
+        let config = config.clone();
+        let per_unit = config.tokens_per_unit(level);
+        spans.push(Box::new(move |n_tokens| (config.encoder_spec(level).span, n_tokens / per_unit)));
+    }
+    for level in 1..=config.n_levels() {
+        let config = config.clone();
+        spans.push(Box::new(move |n_tokens| {
+            let n_units = n_tokens / config.tokens_per_unit(level - 1);
+            let (chunk_len, prefix_len) =
+                (config.levels[level - 1].chunk_len, config.levels[level - 1].converter.prefix_len);
+            let in_group = prefix_len + n_units % chunk_len;
+            (config.decoder_spec(level).span, n_units / chunk_len * config.group_len(level) + in_group)
+        }));
+    }
+    spans
 }
 
 /// The paper's §4 in bytes: 12.8 times less than flat, 64 times less at the top alone.

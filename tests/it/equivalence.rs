@@ -105,3 +105,26 @@ fn rows_leave_a_batch_without_a_trace() {
         }
     }
 }
+
+/// The small models as shipped: a prompt in one piece, cut at chunk borders, and token by token.
+#[test]
+fn shipped_small_models_generate_what_they_were_trained_to() {
+    for toml in [
+        include_str!("../../configs/model/photon-3l-tiny.toml"),
+        include_str!("../../configs/model/photon-2l-small.toml"),
+        include_str!("../../configs/model/photon-3l-small.toml"),
+        include_str!("../../configs/model/photon-4l-small.toml"),
+        include_str!("../../configs/model/block-small.toml"),
+        include_str!("../../configs/model/flat-small.toml"),
+    ] {
+        let model = Model::new(&crate::support::parse(toml), 1, &Device::flex());
+        let tokens = random_rows(1, 171, 15).remove(0);
+        let expected = forward(&model, &[tokens.clone()]).remove(0);
+        for (prompt_len, piece_len) in [(170, 170), (170, 64), (128, 48), (64, 64), (63, 63), (33, 1)] {
+            let (mut state, _) = model.begin(1);
+            let logits = prefill(&model, &mut state, 0, &tokens[..prompt_len], piece_len).unwrap();
+            let difference = max_difference(&logits, &expected[prompt_len]);
+            assert!(difference <= TOLERANCE, "{prompt_len} in pieces of {piece_len}: {difference}\n{toml}");
+        }
+    }
+}

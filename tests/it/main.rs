@@ -1,7 +1,14 @@
 //! One binary for every property that crosses a file or a crate.
 
 mod accounting;
+mod bad_input;
 mod causality;
+mod commands;
 mod equivalence;
 mod gradients;
+mod import;
+mod programs;
+mod readme;
 mod support;
+mod training;
+mod weights;

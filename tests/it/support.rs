@@ -2,7 +2,7 @@
 
 use burn::module::{Module, ModuleMapper, Param};
 use burn::tensor::{Device, Int, Tensor, TensorData};
-use photon_core::config::ModelConfig;
+use photon_core::config::{DecoderAttention, ModelConfig};
 use photon_core::config_file;
 use photon_core::model::Model;
 use rand::{RngExt, SeedableRng};
@@ -60,13 +60,32 @@ pub(crate) fn photon_case(n_levels: usize, encoder: &str, decoder: &str) -> Case
     Case { name: format!("{n_levels} levels, encoder {encoder}, decoder {decoder}"), config: parse(&toml) }
 }
 
-/// Every number of levels with every kind of attention.
+/// Four levels whose decoders, finest first, are of the given kinds.
+pub(crate) fn mixed_case(decoders: [&str; 4]) -> Case {
+    let case = photon_case(4, "{ window = { units = 2 } }", "\"chunk\"");
+    let ModelConfig::Photon(mut config) = case.config else { unreachable!("a photon case") };
+    for (level, decoder) in config.levels.iter_mut().zip(decoders) {
+        level.decoder.attention = match decoder {
+            "chunk" => DecoderAttention::Chunk,
+            "lookback" => DecoderAttention::Lookback { chunks: 1 },
+            _ => DecoderAttention::Stream { window: 3 },
+        };
+    }
+    Case { name: format!("decoders {decoders:?}"), config: ModelConfig::Photon(config) }
+}
+
+/// Every number of levels with every kind of attention, and kinds mixed.
 pub(crate) fn photon_cases() -> Vec<Case> {
     let encoders = ["\"full\"", "{ window = { units = 2 } }", "\"block\""];
     let decoders = ["\"chunk\"", "{ lookback = { chunks = 1 } }", "{ stream = { window = 5 } }"];
     (1..=4)
         .flat_map(|n_levels| encoders.map(|encoder| decoders.map(|decoder| photon_case(n_levels, encoder, decoder))))
         .flatten()
+        .chain([
+            mixed_case(["stream", "chunk", "chunk", "chunk"]),
+            mixed_case(["chunk", "stream", "chunk", "lookback"]),
+            mixed_case(["lookback", "chunk", "stream", "chunk"]),
+        ])
         .collect()
 }
 

@@ -1,8 +1,7 @@
 //! Causal self-attention over a span, in training over whole sequences and in decoding over a cache.
 //!
 //! A bounded span never computes all pairs: positions are cut into blocks, and a block of queries meets the keys
-//! of its own block and of the few before it. [`Attention::forward_all_pairs`] is the slow way, kept as the
-//! oracle of that shortcut.
+//! of its own block and of the few before it. The tests compute all pairs as the oracle of that shortcut.
 
 use burn::module::{Module, Param};
 use burn::nn::Linear;
@@ -70,7 +69,8 @@ impl Attention {
     }
 
     /// The same as [`Attention::forward`] by computing every pair of positions.
-    pub fn forward_all_pairs(&self, x: Tensor<3>, rotation: Option<&Rotation>) -> Tensor<3> {
+    #[cfg(test)]
+    fn forward_all_pairs(&self, x: Tensor<3>, rotation: Option<&Rotation>) -> Tensor<3> {
         let mask = all_pairs_mask(self.span, x.dims()[1], &x.device());
         self.forward(x, rotation, &SequenceMask::AllPairs(mask))
     }
@@ -113,7 +113,11 @@ impl Attention {
     /// Softmax attention, with the sink where there is one, of `q [B, H, N, K]` to `k, v [B, H_kv, E, K]`: `[B, N, D]`.
     fn weigh(&self, q: Tensor<4>, k: Tensor<4>, v: Tensor<4>, mask: impl FnOnce(Tensor<4>) -> Tensor<4>) -> Tensor<3> {
         let [batch, n_heads, n_queries, head_dim] = q.dims();
-        let scores = mask(q.matmul(self.repeat_kv(k).swap_dims(SEQ, KEYS))); // [B, H, N, E]
+        let n_keys = k.dims()[SEQ];
+        // Query heads that share keys and values go through one product as if they were more queries.
+        let (n_kv_heads, rows) = (self.n_kv_heads, n_heads / self.n_kv_heads * n_queries);
+        let scores = q.reshape([batch, n_kv_heads, rows, head_dim]).matmul(k.swap_dims(SEQ, KEYS));
+        let scores = mask(scores.reshape([batch, n_heads, n_queries, n_keys])); // [B, H, N, E]
         // The softmax divides last, where a row has the width of a head and no longer that of all keys.
         let sinks = self.sinks.as_ref().map(|sinks| sinks.val().reshape([1, n_heads, 1, 1]));
         let highest = scores.clone().detach().max_dim(KEYS); // [B, H, N, 1]
@@ -127,7 +131,8 @@ impl Attention {
             Some(sinks) => sum + (sinks - highest).exp(),
             None => sum,
         };
-        let out = exp.matmul(self.repeat_kv(v)) * sum.recip(); // [B, H, N, K]
+        let out = exp.reshape([batch, n_kv_heads, rows, n_keys]).matmul(v);
+        let out = out.reshape([batch, n_heads, n_queries, head_dim]) * sum.recip(); // [B, H, N, K]
         out.swap_dims(HEAD, SEQ).reshape([batch, n_queries, n_heads * head_dim]) // [B, N, D]
     }
 
@@ -164,18 +169,6 @@ impl Attention {
         let out = out.reshape([batch, n_blocks * len, n_heads * head_dim]);
         out.narrow(1, 0, n_positions) // [B, N, D]
     }
-
-    /// Gives every query head its own copy of the keys or values it shares: `[B, H_kv, E, K] -> [B, H, E, K]`.
-    fn repeat_kv(&self, x: Tensor<4>) -> Tensor<4> {
-        let n_repeats = self.n_heads / self.n_kv_heads;
-        if n_repeats == 1 {
-            return x;
-        }
-        let [batch, n_kv_heads, n_keys, head_dim] = x.dims();
-        x.reshape([batch, n_kv_heads, 1, n_keys, head_dim])
-            .expand([batch, n_kv_heads, n_repeats, n_keys, head_dim])
-            .reshape([batch, self.n_heads, n_keys, head_dim])
-    }
 }
 
 /// Who may not see whom within one sequence: zeros, and [`MASKED`] where a query must not look.
@@ -196,12 +189,13 @@ pub enum SequenceMask {
 
 /// The mask of a sequence of `n_positions` under `span`.
 pub fn sequence_mask(span: Span, n_positions: usize, device: &Device) -> SequenceMask {
+    let n_blocks = |len: usize| n_positions.div_ceil(len);
     let (len, back) = match span {
         Span::Full => return SequenceMask::AllPairs(all_pairs_mask(span, n_positions, device)),
         Span::Window { len } => (len, 1),
-        Span::Blocks { len, back } => (len, back),
+        Span::Blocks { len, back } => (len, back.min(n_blocks(len) - 1)),
     };
-    let n_blocks = n_positions.div_ceil(len);
+    let n_blocks = n_blocks(len);
     if n_blocks == 1 {
         return SequenceMask::AllPairs(all_pairs_mask(span, n_positions, device));
     }

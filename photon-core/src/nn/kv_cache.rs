@@ -8,7 +8,7 @@ use burn::tensor::{Bool, Device, Tensor, TensorData};
 use super::row_store::RowStore;
 use super::span::Span;
 
-/// Entries by which a cache without bound grows.
+/// Entries by which a cache grows until it has reached its bound, if there is one.
 const GROWTH_ENTRIES: usize = 256;
 
 /// Keys and values of one layer for every row of a batch.
@@ -57,7 +57,7 @@ impl KvCache {
     /// An empty cache.
     pub fn new(n_rows: usize, n_kv_heads: usize, head_dim: usize, span: Span, device: &Device) -> Self {
         let capacity = match span.max_entries() {
-            Some(entries) => rolling_capacity(entries),
+            Some(entries) => rolling_capacity(entries).min(GROWTH_ENTRIES),
             None => GROWTH_ENTRIES,
         };
         let store = RowStore::new(n_rows, n_kv_heads, capacity, head_dim, device);
@@ -167,6 +167,11 @@ impl KvCache {
 
     fn hidden(&self, rows: &[usize], queries: &[Vec<usize>], start: usize, end: usize) -> Option<Tensor<4, Bool>> {
         let (n_queries, n_keys) = (queries[0].len(), end - start);
+        // What a single query cannot see has been dropped.
+        let is_aligned = |&row: &usize| self.rows[row].start == start && self.rows[row].end() == end;
+        if n_queries == 1 && rows.iter().all(is_aligned) {
+            return None;
+        }
         let mut hidden = vec![true; rows.len() * n_queries * n_keys];
         for (index, (&row, queries)) in rows.iter().zip(queries).enumerate() {
             let cached = &self.rows[row];
@@ -187,7 +192,7 @@ impl KvCache {
 
 /// Twice what is seen, so that moving entries to the front happens once in that many steps.
 fn rolling_capacity(max_entries: usize) -> usize {
-    2 * max_entries
+    max_entries.saturating_mul(2)
 }
 
 #[cfg(test)]

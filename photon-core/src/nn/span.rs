@@ -41,13 +41,33 @@ impl Span {
         match self {
             Self::Full => None,
             Self::Window { len } => Some(len),
-            Self::Blocks { len, back } => Some(len * (back + 1)),
+            Self::Blocks { len, back } => Some(len.saturating_mul(back + 1)),
         }
     }
 
     /// Entries that the position after `n_positions` positions can still see of them.
     pub fn live_entries(self, n_positions: usize) -> usize {
         n_positions - self.first_visible(n_positions).min(n_positions)
+    }
+
+    /// Pairs of query and visible key among `n_positions` positions.
+    pub fn visible_pairs(self, n_positions: usize) -> u128 {
+        let triangle = |n: usize| n as u128 * (n as u128 + 1) / 2;
+        match self {
+            Self::Full => triangle(n_positions),
+            Self::Window { len } => {
+                let growing = len.min(n_positions);
+                triangle(growing) + (n_positions - growing) as u128 * len as u128
+            }
+            Self::Blocks { len, back } => {
+                let (n_whole, rest) = (n_positions / len, n_positions % len);
+                // Blocks before block b that are seen: min(b, back), summed over whole blocks.
+                let growing = back.min(n_whole.saturating_sub(1));
+                let n_earlier = triangle(growing) + (n_whole - n_whole.min(growing + 1)) as u128 * back as u128;
+                let own = n_whole as u128 * triangle(len) + triangle(rest);
+                own + (n_earlier * len as u128 + n_whole.min(back) as u128 * rest as u128) * len as u128
+            }
+        }
     }
 
     /// The position as a rotary embedding should count it.
@@ -81,6 +101,17 @@ mod tests {
         for span in [Span::Full, Span::Window { len: 4 }, Span::Blocks { len: 3, back: 1 }] {
             for query in 0..30 {
                 assert!(span.first_visible(query) <= span.first_visible(query + 1));
+            }
+        }
+    }
+
+    #[test]
+    fn visible_pairs_are_the_pairs_that_are_visible() {
+        let blocks = [(3, 0), (3, 1), (2, 4)].map(|(len, back)| Span::Blocks { len, back });
+        for span in [Span::Full, Span::Window { len: 4 }].into_iter().chain(blocks) {
+            for n in 0..25 {
+                let pairs = (0..n).flat_map(|q| (0..n).map(move |k| (q, k))).filter(|&(q, k)| span.sees(q, k)).count();
+                assert_eq!(span.visible_pairs(n), pairs as u128, "{span:?}, {n} positions");
             }
         }
     }

@@ -110,11 +110,6 @@ impl Stack {
         self.blocks.iter().map(|_| cache()).collect()
     }
 
-    /// Which earlier positions a position of this stack sees.
-    pub fn span(&self) -> Span {
-        self.spec.span
-    }
-
     fn rotation(&self, positions: &[Vec<usize>], device: &Device) -> Option<Rotation> {
         let Positions::Rope { theta } = self.spec.positions else { return None };
         let counted: Vec<Vec<usize>> = positions

@@ -7,7 +7,8 @@ use tokenizers::{DecoderWrapper, Model, ModelWrapper, Tokenizer};
 use super::{TokenizerError, pieces};
 
 /// Special tokens taken as the end of a document, the first one present wins.
-const EOS_TOKENS: [&str; 5] = [super::EOS, "<|endoftext|>", "</s>", "<|im_end|>", "<|eot_id|>"];
+const EOS_TOKENS: [&str; 7] =
+    [super::EOS, "<|endoftext|>", "<|end_of_text|>", "</s>", "<｜end▁of▁sentence｜>", "<|im_end|>", "<|eot_id|>"];
 
 #[derive(Clone)]
 pub(super) struct HuggingFace {

@@ -5,6 +5,9 @@ use super::{Kind, Tokenizer};
 /// The longest character in bytes, so in tokens that each hold one byte.
 const MAX_CHAR_TOKENS: usize = 4;
 
+/// Tokens of a prompt that the first new token is written after.
+const CONTEXT_TOKENS: usize = 8;
+
 /// Turns a stream of token ids into the bytes each one adds.
 ///
 /// Bytes and byte-level BPE give a token's bytes at once, which may end within a character. Other
@@ -19,8 +22,9 @@ pub struct ByteStream<'a> {
 }
 
 impl<'a> ByteStream<'a> {
-    pub(super) fn new(tokenizer: &'a Tokenizer) -> Self {
-        Self { tokenizer, context: Vec::new(), pending: Vec::new() }
+    pub(super) fn new(tokenizer: &'a Tokenizer, context: &[u32]) -> Self {
+        let newest = context.len().saturating_sub(CONTEXT_TOKENS);
+        Self { tokenizer, context: context[newest..].to_vec(), pending: Vec::new() }
     }
 
     /// The bytes that `token_id` adds to the text so far.
@@ -67,7 +71,7 @@ mod tests {
     use crate::tokenizer::train_bpe;
 
     fn streamed(tokenizer: &Tokenizer, token_ids: &[u32]) -> Vec<u8> {
-        let mut stream = tokenizer.stream();
+        let mut stream = tokenizer.stream(&[]);
         let mut text: Vec<u8> = token_ids.iter().flat_map(|&id| stream.push(id)).collect();
         text.extend(stream.finish());
         text
@@ -103,7 +107,7 @@ mod tests {
     fn tokens_without_byte_alphabet_keep_their_spaces_and_whole_characters() {
         let tokenizer = byte_fallback();
         let token_ids = tokenizer.encode("a 鯨b".as_bytes(), "t").unwrap();
-        let mut stream = tokenizer.stream();
+        let mut stream = tokenizer.stream(&[]);
         let steps: Vec<String> = token_ids.iter().map(|&id| String::from_utf8(stream.push(id)).unwrap()).collect();
         assert_eq!(steps, ["", "a", " ", "", "", "鯨", "b"]);
     }

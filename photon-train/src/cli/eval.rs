@@ -52,7 +52,7 @@ pub(super) fn run(args: &EvalArgs) -> Result<()> {
     bar.finish_and_clear();
     anyhow::ensure!(store.len() >= 2, "the text has {} tokens, at least 2 are needed", store.len());
     let replicas = Replicas::new(default_replicas(device.name))?;
-    let result = evaluate(&checkpoint.model, &store, args.seq_len, args.max_tokens, &replicas);
+    let result = evaluate(&checkpoint.model, &checkpoint.tokenizer, &store, args.seq_len, args.max_tokens, &replicas);
     match args.format {
         Format::Json => print(serde_json::to_string(&result)?),
         Format::Text => {

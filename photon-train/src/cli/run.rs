@@ -12,7 +12,7 @@ use photon_core::device::DeviceChoice;
 use photon_core::tokenizer::Tokenizer;
 use photon_train::config::RunConfig;
 use photon_train::data::prepare;
-use photon_train::record::Existing;
+use photon_train::record::{Existing, check_free};
 use photon_train::trainer::{EvalReport, Observer, RunPlace, StepReport, check_vocabulary, train};
 
 use super::{bar, bytes_bar, log, print};
@@ -41,6 +41,8 @@ pub(super) fn run(args: RunArgs) -> Result<()> {
         Some(out) => out,
         None => Path::new("runs").join(args.config.file_stem().context("the config has no file name")?),
     };
+    let existing = if args.overwrite { Existing::Replace } else { Existing::Refuse };
+    check_free(&out, existing)?;
     let tokenizer = match config.train.tokenizer.as_str() {
         "bytes" => Tokenizer::bytes(),
         path => Tokenizer::load(Path::new(path))?,
@@ -60,12 +62,7 @@ pub(super) fn run(args: RunArgs) -> Result<()> {
     log(format!("device: {}; run folder: {}", device.name, out.display()));
 
     let mut watch = Watch::new(config.train.steps);
-    let place = RunPlace {
-        folder: &out,
-        existing: if args.overwrite { Existing::Replace } else { Existing::Refuse },
-        stop: &stop,
-        observer: &mut watch,
-    };
+    let place = RunPlace { folder: &out, existing, stop: &stop, observer: &mut watch };
     let outcome = train(&config, &tokenizer, data, &device, place)?;
     watch.bar.finish_and_clear();
     if outcome.interrupted {
@@ -82,10 +79,20 @@ pub(super) fn run(args: RunArgs) -> Result<()> {
     ))?;
     print("try it:")?;
     print(format!(
-        "  cargo run --release --bin photon-infer -- generate --model {} --prompt \"{}\"",
-        out.join("checkpoints/best").display(),
-        config.train.eval.sample_prompt.escape_debug()
+        "  cargo run --release --bin photon-infer -- generate --model {} --prompt {}",
+        shell_word(&out.join("checkpoints/best").display().to_string()),
+        shell_word(&config.train.eval.sample_prompt)
     ))
+}
+
+/// A text as one word of a command line.
+fn shell_word(text: &str) -> String {
+    let is_plain = |c: char| c.is_alphanumeric() || "/._-".contains(c);
+    match !text.is_empty() && text.chars().all(is_plain) {
+        true => text.to_owned(),
+        // Nothing is special inside single quotes but the quote.
+        false => format!("'{}'", text.replace('\'', r"'\''")),
+    }
 }
 
 /// A flag that the first Ctrl-C sets; the second ends the program at once.
@@ -144,7 +151,7 @@ impl Observer for Watch {
     }
 
     fn evaluation(&mut self, report: &EvalReport) {
-        let best = if report.is_best && report.step > 0 { " (best)" } else { "" };
+        let best = if report.is_best { " (best)" } else { "" };
         let bits = report.held_out.bits_per_byte;
         self.say(&format!("step {}: held-out {bits:.4} bits/byte{best}", report.step));
         if let Some(sample) = &report.sample {

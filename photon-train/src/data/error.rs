@@ -20,7 +20,11 @@ pub enum DataError {
         expected: &'static str,
     },
     /// A path that does not exist, and is no pattern.
-    #[error("{}: no such file or folder; paths are relative to the folder the program runs in", path.display())]
+    #[error(
+        "{}: no such file or folder; paths in a run config are relative to that file, others to the folder the \
+         program runs in",
+        path.display()
+    )]
     Missing {
         /// The path given.
         path: PathBuf,

@@ -23,6 +23,7 @@ use std::{
 };
 
 use memmap2::Mmap;
+use photon_core::atomic_file;
 use photon_core::tokenizer::Tokenizer;
 use rayon::prelude::*;
 
@@ -232,23 +233,10 @@ pub fn build_store(
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<TokenStore, DataError> {
     let write_error = |source| DataError::Write { path: path.to_owned(), source };
-    let folder = match path.parent() {
-        Some(folder) if !folder.as_os_str().is_empty() => folder,
-        _ => Path::new("."),
-    };
-    let mut builder = tempfile::Builder::new();
-    #[cfg(unix)]
-    {
-        // As any new file: the umask decides. A temporary file is otherwise its owner's alone.
-        use std::os::unix::fs::PermissionsExt;
-        builder.permissions(fs::Permissions::from_mode(0o666));
-    }
-    let mut file = fs::create_dir_all(folder)
-        .and_then(|()| builder.prefix(".tokens-").tempfile_in(folder))
-        .map_err(write_error)?;
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let mut file = fs::create_dir_all(folder).and_then(|()| atomic_file::beside(path)).map_err(write_error)?;
     write_store(documents, tokenizer, &mut file, path, progress)?;
-    file.as_file().sync_all().map_err(write_error)?;
-    file.persist(path).map_err(|error| write_error(error.error))?;
+    atomic_file::finish(file, path).map_err(write_error)?;
     TokenStore::open(path, tokenizer)
 }
 
