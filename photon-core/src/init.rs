@@ -13,6 +13,7 @@ pub struct Initializer<'a> {
     source: Source,
 }
 
+#[expect(clippy::large_enum_variant, reason = "one value for each model that is made")]
 enum Source {
     Normal { rng: ChaCha8Rng, std: f64 },
     Zeros,

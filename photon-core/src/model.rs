@@ -14,7 +14,6 @@ use crate::state::State;
 
 /// Any model.
 #[derive(Module, Debug)]
-#[expect(clippy::large_enum_variant, reason = "one value a program, never stored in bulk")]
 pub enum Model {
     /// The hierarchical model.
     Photon(Photon),

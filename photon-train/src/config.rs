@@ -245,7 +245,7 @@ impl TrainConfig {
         if !(weight_decay >= 0.0 && weight_decay.is_finite()) {
             return rule("optimizer.weight_decay", weight_decay.to_string(), "must be 0 or more");
         }
-        if !(clip_norm > 0.0) {
+        if clip_norm.is_nan() || clip_norm <= 0.0 {
             return rule("optimizer.clip_norm", clip_norm.to_string(), "must be above 0; inf switches clipping off");
         }
         Ok(())

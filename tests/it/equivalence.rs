@@ -24,7 +24,7 @@ fn every_prompt_length_gives_the_forward_logits_whole_or_in_pieces() {
         let model = shaken(&case.config, &Device::flex());
         let n_tokens = 2 * case.config.meta_chunk_tokens() + 1;
         let tokens = random_rows(1, n_tokens + 1, 11).remove(0);
-        let expected = forward(&model, &[tokens.clone()]).remove(0);
+        let expected = forward(&model, std::slice::from_ref(&tokens)).remove(0);
         let (_, first) = model.begin(1);
         let difference = max_difference(&rows_of(first)[0], &expected[0]);
         assert!(difference <= TOLERANCE, "{}: empty prompt: {difference}", case.name);
@@ -47,7 +47,7 @@ fn decoding_after_any_prompt_gives_the_forward_logits() {
         let meta_chunk = case.config.meta_chunk_tokens();
         let n_tokens = 3 * meta_chunk + 4;
         let tokens = random_rows(1, n_tokens + 1, 12).remove(0);
-        let expected = forward(&model, &[tokens.clone()]).remove(0);
+        let expected = forward(&model, std::slice::from_ref(&tokens)).remove(0);
         for prompt_len in [1, meta_chunk.saturating_sub(1).max(1), meta_chunk, meta_chunk + 1] {
             let (mut state, _) = model.begin(1);
             prefill(&model, &mut state, 0, &tokens[..prompt_len], prompt_len);
@@ -119,7 +119,7 @@ fn shipped_small_models_generate_what_they_were_trained_to() {
     ] {
         let model = Model::new(&crate::support::parse(toml), 1, &Device::flex());
         let tokens = random_rows(1, 171, 15).remove(0);
-        let expected = forward(&model, &[tokens.clone()]).remove(0);
+        let expected = forward(&model, std::slice::from_ref(&tokens)).remove(0);
         for (prompt_len, piece_len) in [(170, 170), (170, 64), (128, 48), (64, 64), (63, 63), (33, 1)] {
             let (mut state, _) = model.begin(1);
             let logits = prefill(&model, &mut state, 0, &tokens[..prompt_len], piece_len).unwrap();

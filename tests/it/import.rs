@@ -254,7 +254,8 @@ fn a_config_that_no_model_can_have_is_refused() {
 #[test]
 fn weights_that_do_not_fit_the_config_are_named() {
     let name = "model.layers.1.mlp.up_proj.weight";
-    let changes: [(fn(&mut Weights, &str), &str); 3] = [
+    type Change = fn(&mut Weights, &str);
+    let changes: [(Change, &str); 3] = [
         (|weights, name| drop(weights.tensors.remove(name)), "is missing"),
         (|weights, name| weights.tensors.get_mut(name).unwrap().shape.reverse(), "has shape [32, 64]"),
         (|weights, name| weights.tensors.get_mut(name).unwrap().dtype = Dtype::I32, "is I32"),

@@ -1,5 +1,10 @@
 //! One binary for every property that crosses a file or a crate.
 
+#![expect(
+    clippy::unwrap_used,
+    reason = "clippy takes only the functions marked as tests for tests, not what they share"
+)]
+
 mod accounting;
 mod bad_input;
 mod causality;

@@ -41,7 +41,7 @@ pub(super) fn run(args: &EvalArgs) -> Result<()> {
     let device = args.device.open()?;
     let checkpoint = Checkpoint::load(&args.checkpoint, &device.device)?;
     let corpus = read_corpus(&args.text, &args.text_field)?;
-    log(&corpus.skipped);
+    log(corpus.skipped);
     let folder = tempfile::tempdir()?;
     let bar = bytes_bar("tokenising");
     let store =

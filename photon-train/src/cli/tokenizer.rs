@@ -26,7 +26,7 @@ pub(super) struct TokenizerArgs {
 
 pub(super) fn run(args: &TokenizerArgs) -> Result<()> {
     let summary = train_tokenizer(&args.text, args.vocab_size, &args.out, &args.text_field)?;
-    log(&summary.skipped);
+    log(summary.skipped);
     print(format!(
         "{} entries from {} bytes in {} documents: {}",
         summary.tokenizer.vocab_size(),
