@@ -6,7 +6,7 @@ use burn::tensor::Tensor;
 
 use crate::config::PhotonConfig;
 use crate::init::Initializer;
-use crate::nn::norm::rms_norm;
+use crate::nn::fused::norm;
 
 /// The chunker of one level.
 ///
@@ -48,7 +48,7 @@ impl Chunker {
         let [batch, n_units, d_in] = units.dims();
         let chunks = units.reshape([batch, n_units / self.chunk_len, self.chunk_len * d_in]); // [B, M, C*D_in]
         match &self.projection {
-            Some(projection) => projection.proj.forward(rms_norm(&projection.norm, chunks)), // [B, M, D]
+            Some(projection) => projection.proj.forward(norm(&projection.norm, chunks)), // [B, M, D]
             None => chunks,
         }
     }

@@ -7,14 +7,12 @@ use burn::module::{Module, Param};
 use burn::nn::Linear;
 use burn::tensor::{Device, Tensor, TensorData};
 
-use super::kv_cache::KvCache;
+use super::fused;
+use super::kv_cache::{KvCache, MASKED};
 use super::rope::Rotation;
 use super::span::Span;
 use crate::config::StackSpec;
 use crate::init::Initializer;
-
-/// Stands for minus infinity in masked scores; finite, because WebGPU shaders may assume finite numbers.
-const MASKED: f32 = -1e30;
 
 const HEAD: usize = 1;
 const SEQ: usize = 2;
@@ -60,9 +58,7 @@ impl Attention {
     pub fn forward(&self, x: Tensor<3>, rotation: Option<&Rotation>, mask: &SequenceMask) -> Tensor<3> {
         let (q, k, v) = self.project(x, rotation); // [B, N, H, K]
         let out = match mask {
-            SequenceMask::AllPairs(mask) => {
-                self.weigh(heads_first(q), heads_first(k), heads_first(v), |scores| scores + mask.clone())
-            }
+            SequenceMask::AllPairs(mask) => self.weigh(heads_first(q), heads_first(k), heads_first(v), mask.clone()),
             SequenceMask::Blocks { len, back, mask } => self.weigh_blocks(q, k, v, *len, *back, mask),
         };
         self.o_proj.forward(out) // [B, N, D]
@@ -90,10 +86,7 @@ impl Attention {
     ) -> Tensor<3> {
         let (q, k, v) = self.project(x, rotation); // [b, N, H, K]
         let visible = cache.append(rows, positions, heads_first(k), heads_first(v));
-        let out = self.weigh(heads_first(q), visible.keys, visible.values, |scores| match visible.hidden {
-            Some(hidden) => scores.mask_fill(hidden, MASKED),
-            None => scores,
-        });
+        let out = self.weigh(heads_first(q), visible.keys, visible.values, visible.mask);
         self.o_proj.forward(out) // [b, N, D]
     }
 
@@ -110,29 +103,21 @@ impl Attention {
         (q / (self.head_dim as f64).sqrt(), k, v)
     }
 
-    /// Softmax attention, with the sink where there is one, of `q [B, H, N, K]` to `k, v [B, H_kv, E, K]`: `[B, N, D]`.
-    fn weigh(&self, q: Tensor<4>, k: Tensor<4>, v: Tensor<4>, mask: impl FnOnce(Tensor<4>) -> Tensor<4>) -> Tensor<3> {
+    /// Attention, with the sink where there is one, of `q [B, H, N, K]` to `k, v [B, H_kv, E, K]`: `[B, N, D]`.
+    ///
+    /// `mask` is added to the scores; it broadcasts to `[B, 1, N, E]`.
+    fn weigh(&self, q: Tensor<4>, k: Tensor<4>, v: Tensor<4>, mask: Tensor<4>) -> Tensor<3> {
         let [batch, n_heads, n_queries, head_dim] = q.dims();
-        let n_keys = k.dims()[SEQ];
+        let (q, k, v, mask) = match &self.sinks {
+            Some(sinks) => with_sink(sinks.val(), q, k, v, mask),
+            None => (q, k, v, mask),
+        };
         // Query heads that share keys and values go through one product as if they were more queries.
-        let (n_kv_heads, rows) = (self.n_kv_heads, n_heads / self.n_kv_heads * n_queries);
-        let scores = q.reshape([batch, n_kv_heads, rows, head_dim]).matmul(k.swap_dims(SEQ, KEYS));
-        let scores = mask(scores.reshape([batch, n_heads, n_queries, n_keys])); // [B, H, N, E]
-        // The softmax divides last, where a row has the width of a head and no longer that of all keys.
-        let sinks = self.sinks.as_ref().map(|sinks| sinks.val().reshape([1, n_heads, 1, 1]));
-        let highest = scores.clone().detach().max_dim(KEYS); // [B, H, N, 1]
-        let highest = match &sinks {
-            Some(sinks) => highest.clone().max_pair(sinks.clone().detach().expand(highest.dims())),
-            None => highest,
-        };
-        let exp = (scores - highest.clone()).exp(); // [B, H, N, E]
-        let sum = exp.clone().sum_dim(KEYS); // [B, H, N, 1]
-        let sum = match sinks {
-            Some(sinks) => sum + (sinks - highest).exp(),
-            None => sum,
-        };
-        let out = exp.reshape([batch, n_kv_heads, rows, n_keys]).matmul(v);
-        let out = out.reshape([batch, n_heads, n_queries, head_dim]) * sum.recip(); // [B, H, N, K]
+        let n_shared = n_heads / self.n_kv_heads;
+        let [_, _, _, d_query] = q.dims();
+        let q = q.reshape([batch, self.n_kv_heads, n_shared * n_queries, d_query]);
+        let mask = if n_shared > 1 { mask.repeat_dim(SEQ, n_shared) } else { mask };
+        let out = fused::attention(q, k, v, mask).reshape([batch, n_heads, n_queries, head_dim]);
         out.swap_dims(HEAD, SEQ).reshape([batch, n_queries, n_heads * head_dim]) // [B, N, D]
     }
 
@@ -160,15 +145,40 @@ impl Attention {
             Tensor::cat(shifted, 2).reshape([rows, (back + 1) * len, n_heads, head_dim])
         };
         let (k, v) = (with_earlier(k), with_earlier(v)); // [B*n, (back+1)*len, H, K]
-        let out = self.weigh(heads_first(q), heads_first(k), heads_first(v), |scores| {
-            let [_, n_heads, len, n_keys] = scores.dims();
-            let scores = scores.reshape([batch, n_blocks, n_heads * len, n_keys]);
-            let mask = mask.clone().expand([n_blocks, n_heads, len, n_keys]);
-            (scores + mask.reshape([1, n_blocks, n_heads * len, n_keys])).reshape([rows, n_heads, len, n_keys])
-        });
+        let mask = mask.clone().swap_dims(0, 1).expand([batch, n_blocks, len, (back + 1) * len]);
+        let mask = mask.reshape([rows, 1, len, (back + 1) * len]);
+        let out = self.weigh(heads_first(q), heads_first(k), heads_first(v), mask);
         let out = out.reshape([batch, n_blocks * len, n_heads * head_dim]);
         out.narrow(1, 0, n_positions) // [B, N, D]
     }
+}
+
+/// The sink as one more key that no position holds: its score is the learned logit of each query head, its value zero.
+///
+/// Queries grow by a coordinate that holds the logit, which only the sink's key looks at.
+fn with_sink(
+    sinks: Tensor<1>,
+    q: Tensor<4>,
+    k: Tensor<4>,
+    v: Tensor<4>,
+    mask: Tensor<4>,
+) -> (Tensor<4>, Tensor<4>, Tensor<4>, Tensor<4>) {
+    let ([batch, n_heads, n_queries, head_dim], [_, n_kv_heads, n_keys, _]) = (q.dims(), k.dims());
+    let device = q.device();
+    let zeros = |shape: [usize; 4]| Tensor::zeros(shape, &device);
+    let logits = sinks.reshape([1, n_heads, 1, 1]).expand([batch, n_heads, n_queries, 1]);
+    let q = Tensor::cat(vec![q, logits], KEYS); // [B, H, N, K+1]
+    let k = Tensor::cat(vec![k, zeros([batch, n_kv_heads, n_keys, 1])], KEYS);
+    let sink_key = Tensor::cat(vec![zeros([1, 1, 1, head_dim]), Tensor::ones([1, 1, 1, 1], &device)], KEYS);
+    let k = Tensor::cat(vec![k, sink_key.expand([batch, n_kv_heads, 1, head_dim + 1])], SEQ); // [B, H_kv, E+1, K+1]
+    let v = Tensor::cat(vec![v, zeros([batch, n_kv_heads, 1, head_dim])], SEQ); // [B, H_kv, E+1, K]
+    let [mask_rows, _, mask_queries, mask_keys] = mask.dims();
+    let mask = match mask_keys == n_keys {
+        true => Tensor::cat(vec![mask, zeros([mask_rows, 1, mask_queries, 1])], KEYS),
+        // Nothing is masked.
+        false => mask,
+    };
+    (q, k, v, mask)
 }
 
 /// Who may not see whom within one sequence: zeros, and [`MASKED`] where a query must not look.

@@ -3,13 +3,16 @@
 //! The number of entries stored and the position of the next one are different numbers: what the span of the
 //! layer can never see again is dropped.
 
-use burn::tensor::{Bool, Device, Tensor, TensorData};
+use burn::tensor::{Device, Tensor, TensorData};
 
 use super::row_store::RowStore;
 use super::span::Span;
 
 /// Entries by which a cache grows until it has reached its bound, if there is one.
 const GROWTH_ENTRIES: usize = 256;
+
+/// Stands for minus infinity in masked scores; finite, because WebGPU shaders may assume finite numbers.
+pub const MASKED: f32 = -1e30;
 
 /// Keys and values of one layer for every row of a batch.
 #[derive(Clone, Debug)]
@@ -49,8 +52,9 @@ pub struct Visible {
     pub keys: Tensor<4>,
     /// Cached and new values.
     pub values: Tensor<4>,
-    /// `[b, 1, N, E]`, true where a query must not look; absent where all queries see all entries.
-    pub hidden: Option<Tensor<4, Bool>>,
+    /// What to add to scores: [`MASKED`] where a query must not look, zero elsewhere. `[b, 1, N, E]`, or
+    /// `[1, 1, 1, 1]` where all queries see all entries.
+    pub mask: Tensor<4>,
 }
 
 impl KvCache {
@@ -89,7 +93,7 @@ impl KvCache {
         let visible = Visible {
             keys: self.keys.read(rows, start, end),
             values: self.values.read(rows, start, end),
-            hidden: self.hidden(rows, positions, start, end),
+            mask: self.mask(rows, positions, start, end),
         };
         for (&row, new) in rows.iter().zip(positions) {
             self.rows[row].drop_before(self.span.first_visible(new[n_new - 1] + 1));
@@ -165,28 +169,26 @@ impl KvCache {
         }
     }
 
-    fn hidden(&self, rows: &[usize], queries: &[Vec<usize>], start: usize, end: usize) -> Option<Tensor<4, Bool>> {
+    fn mask(&self, rows: &[usize], queries: &[Vec<usize>], start: usize, end: usize) -> Tensor<4> {
         let (n_queries, n_keys) = (queries[0].len(), end - start);
         // What a single query cannot see has been dropped.
         let is_aligned = |&row: &usize| self.rows[row].start == start && self.rows[row].end() == end;
         if n_queries == 1 && rows.iter().all(is_aligned) {
-            return None;
+            return Tensor::zeros([1, 1, 1, 1], &self.keys.device());
         }
-        let mut hidden = vec![true; rows.len() * n_queries * n_keys];
+        let mut mask = vec![MASKED; rows.len() * n_queries * n_keys];
         for (index, (&row, queries)) in rows.iter().zip(queries).enumerate() {
             let cached = &self.rows[row];
             for (q, &query) in queries.iter().enumerate() {
                 let line = (index * n_queries + q) * n_keys + cached.start - start;
                 for (slot, &key) in cached.positions.iter().enumerate() {
-                    hidden[line + slot] = !self.span.sees(query, key);
+                    if self.span.sees(query, key) {
+                        mask[line + slot] = 0.0;
+                    }
                 }
             }
         }
-        if !hidden.contains(&true) {
-            return None;
-        }
-        let shape = [rows.len(), 1, n_queries, n_keys];
-        Some(Tensor::from_data(TensorData::new(hidden, shape), &self.keys.device()))
+        Tensor::from_data(TensorData::new(mask, [rows.len(), 1, n_queries, n_keys]), &self.keys.device())
     }
 }
 
@@ -214,7 +216,7 @@ mod tests {
             let keys: Vec<f32> = visible.keys.try_to_vec_as().unwrap();
             let expected: Vec<f32> = (position.saturating_sub(2)..=position).flat_map(|p| [p as f32; 2]).collect();
             assert_eq!(keys, expected);
-            assert!(visible.hidden.is_none());
+            assert_eq!(visible.mask.dims(), [1, 1, 1, 1]);
         }
         assert_eq!(cache.n_entries(0), 2, "what the next position sees beside itself");
         assert_eq!(cache.bytes(), bytes, "a bounded cache must not grow");
@@ -240,8 +242,7 @@ mod tests {
         let n = GROWTH_ENTRIES + 5;
         let new = Tensor::zeros([1, 1, n, 2], &device);
         let visible = cache.append(&[0], &[(0..n).collect()], new.clone(), new);
-        let hidden = visible.hidden.expect("earlier queries must not see later keys");
-        let n_hidden: i64 = hidden.int().sum().into_scalar();
-        assert_eq!(n_hidden as usize, n * (n - 1) / 2);
+        let n_hidden: i64 = visible.mask.equal_scalar(MASKED).int().sum().into_scalar();
+        assert_eq!(n_hidden as usize, n * (n - 1) / 2, "earlier queries must not see later keys");
     }
 }

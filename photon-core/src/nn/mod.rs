@@ -2,8 +2,8 @@
 
 pub mod attention;
 pub mod feed_forward;
+pub mod fused;
 pub mod kv_cache;
-pub mod norm;
 pub mod rope;
 pub mod row_store;
 pub mod span;

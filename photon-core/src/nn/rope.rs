@@ -4,6 +4,8 @@
 
 use burn::tensor::{Device, Tensor, TensorData};
 
+use super::fused::rotate;
+
 /// Cosines and sines for the positions of one call, each `[B or 1, N, 1, K/2]`.
 #[derive(Clone, Debug)]
 pub struct Rotation {
@@ -41,13 +43,7 @@ impl Rotation {
     ///
     /// `[B, N, H, K] -> [B, N, H, K]`
     pub fn apply(&self, x: Tensor<4>) -> Tensor<4> {
-        const HEAD_DIM: usize = 3;
-        let half = x.dims()[HEAD_DIM] / 2;
-        let first = x.clone().narrow(HEAD_DIM, 0, half); // [B, N, H, K/2]
-        let second = x.narrow(HEAD_DIM, half, half);
-        let turned_first = first.clone() * self.cos.clone() - second.clone() * self.sin.clone();
-        let turned_second = second * self.cos.clone() + first * self.sin.clone();
-        Tensor::cat(vec![turned_first, turned_second], HEAD_DIM) // [B, N, H, K]
+        rotate(x, self.cos.clone(), self.sin.clone())
     }
 }
 

@@ -8,8 +8,8 @@ use burn::tensor::{Device, Tensor};
 
 use super::attention::{Attention, SequenceMask, sequence_mask};
 use super::feed_forward::FeedForward;
+use super::fused::norm;
 use super::kv_cache::KvCache;
-use super::norm::rms_norm;
 use super::rope::Rotation;
 use super::span::Span;
 use crate::config::{Positions, StackSpec};
@@ -37,8 +37,8 @@ impl Block {
 
     /// `[B, N, D] -> [B, N, D]`; `attend` is the only part that training and decoding do differently.
     fn run(&self, x: Tensor<3>, attend: impl FnOnce(&Attention, Tensor<3>) -> Tensor<3>) -> Tensor<3> {
-        let x = x.clone() + attend(&self.attention, rms_norm(&self.attention_norm, x));
-        x.clone() + self.feed_forward.forward(rms_norm(&self.feed_forward_norm, x))
+        let x = x.clone() + attend(&self.attention, norm(&self.attention_norm, x));
+        x.clone() + self.feed_forward.forward(norm(&self.feed_forward_norm, x))
     }
 }
 
@@ -87,7 +87,7 @@ impl Stack {
         let x = self.blocks.iter().fold(x, |x, block| {
             block.run(x, |attention, x| attention.forward(x, rotation.as_ref(), &mask)) // [B, N, D]
         });
-        rms_norm(&self.norm, x)
+        norm(&self.norm, x)
     }
 
     /// The stack over new positions of `rows`, with everything before them in the caches.
@@ -100,7 +100,7 @@ impl Stack {
         let x = self.blocks.iter().zip(caches).fold(x, |x, (block, cache)| {
             block.run(x, |attention, x| attention.step(x, rotation.as_ref(), cache, rows, positions))
         });
-        rms_norm(&self.norm, x)
+        norm(&self.norm, x)
     }
 
     /// Empty caches, one a block.
