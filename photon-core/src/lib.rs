@@ -54,6 +54,7 @@ pub mod converter;
 pub mod decoder;
 pub mod device;
 pub mod encoder;
+pub mod error_text;
 pub mod flat;
 pub mod import_llama;
 pub mod init;

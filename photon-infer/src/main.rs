@@ -10,6 +10,7 @@ use comfy_table::{Table, presets};
 use photon_core::checkpoint::Checkpoint;
 use photon_core::config_file;
 use photon_core::device::DeviceChoice;
+use photon_core::error_text::error_text;
 use photon_core::model::Model;
 use photon_core::sampler::SamplingConfig;
 use photon_infer::bench::{BenchConfig, BenchReport, bench};
@@ -118,7 +119,7 @@ fn main() -> ExitCode {
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            let _ = writeln!(std::io::stderr(), "error: {error:#}");
+            let _ = writeln!(std::io::stderr(), "error: {}", error_text(&*error));
             ExitCode::FAILURE
         }
     }

@@ -2,7 +2,7 @@
 //!
 //! Autodiff derives the gradient of a composed softmax, norm or rotation step by step, and every step is a pass over
 //! memory; on a CPU those passes cost as much as the matrix products. Each operation here runs on any backend by that
-//! backend's own operations. [`composed`] holds the plain versions, which the tests compare with.
+//! backend's own operations. `composed.rs` holds the plain versions, which the tests compare with.
 
 mod attention;
 #[cfg(test)]
