@@ -1,4 +1,4 @@
-//! Operations with hand-written gradients: the same numbers as the composed ones in a third of the passes.
+//! Operations with hand-written gradients: the same numbers as the composed ones, in fewer passes.
 //!
 //! Autodiff derives the gradient of a composed softmax, norm or rotation step by step, and every step is a pass over
 //! memory; on a CPU those passes cost as much as the matrix products. Each operation here runs on any backend by that
