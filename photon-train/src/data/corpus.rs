@@ -76,11 +76,6 @@ pub struct Skipped {
 }
 
 impl Skipped {
-    /// Everything passed over.
-    pub fn total(&self) -> usize {
-        self.hidden + self.binary + self.not_text + self.empty + self.repeated
-    }
-
     pub(super) fn add(&mut self, other: &Self) {
         self.hidden += other.hidden;
         self.binary += other.binary;
