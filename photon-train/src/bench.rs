@@ -14,7 +14,7 @@ use serde::Serialize;
 
 use crate::config::OptimizerConfig;
 use crate::data::Batch;
-use crate::replicas::{Replicas, default_micro_batch_size, default_replicas};
+use crate::replicas::{Replicas, divide};
 use crate::step::Learner;
 
 /// What to measure.
@@ -63,9 +63,7 @@ pub fn bench_training(
     config: TrainBenchConfig,
     device: &OpenDevice,
 ) -> Result<TrainBenchReport, rayon::ThreadPoolBuildError> {
-    let replicas = config.replicas.unwrap_or_else(|| default_replicas(device.name)).min(config.batch_size);
-    let micro_batch_size =
-        config.micro_batch_size.unwrap_or_else(|| default_micro_batch_size(config.batch_size, replicas));
+    let (replicas, micro_batch_size) = divide(config.batch_size, config.replicas, config.micro_batch_size, device.name);
     let mut model = Model::new(model_config, 0, &device.device.clone().autodiff());
     let optimizer = OptimizerConfig::default();
     let mut learner = Learner::new(&model, &optimizer, 0.0, micro_batch_size, Replicas::new(replicas)?);

@@ -47,26 +47,17 @@ impl Replicas {
     /// Gradients of the batch that `micro_batches` make up.
     pub fn gradients(&self, model: &Model, objective: &Objective, micro_batches: &[Batch]) -> BatchGradients {
         let shares = self.map(model, micro_batches, |model, share| {
-            let mut sum = Share { grads: GradientsAccumulator::new(), cross_entropy: 0.0, reconstruction: 0.0 };
-            for batch in share {
+            let parts = share.iter().map(|batch| {
                 let loss = objective.loss(model, batch_ids(batch, model), &batch.lens);
-                sum.grads.accumulate(model, GradientsParams::from_grads(loss.total.backward(), model));
+                let grads = GradientsParams::from_grads(loss.total.backward(), model);
                 // Read after the backward pass is under way: a read waits for the device.
-                let parts = Tensor::cat(vec![loss.cross_entropy, loss.reconstruction], 0);
-                let parts: Vec<f32> = parts.try_into_vec_as().expect("losses are f32");
-                sum.cross_entropy += f64::from(parts[0]);
-                sum.reconstruction += f64::from(parts[1]);
-            }
-            sum
+                let values = Tensor::cat(vec![loss.cross_entropy, loss.reconstruction], 0);
+                let values: Vec<f32> = values.try_into_vec_as().expect("losses are f32");
+                BatchGradients { grads, cross_entropy_nats: f64::from(values[0]), reconstruction: f64::from(values[1]) }
+            });
+            sum(model, parts)
         });
-        let mut grads = GradientsAccumulator::new();
-        let (mut cross_entropy_nats, mut reconstruction) = (0.0, 0.0);
-        for mut share in shares {
-            grads.accumulate(model, share.grads.grads());
-            cross_entropy_nats += share.cross_entropy;
-            reconstruction += share.reconstruction;
-        }
-        BatchGradients { grads: grads.grads(), cross_entropy_nats, reconstruction }
+        sum(model, shares)
     }
 
     /// Shares the batches out among the replicas, in runs of neighbours; one result for each share, in order.
@@ -99,11 +90,16 @@ impl Replicas {
     }
 }
 
-/// What one replica has added up.
-struct Share {
-    grads: GradientsAccumulator<Model>,
-    cross_entropy: f64,
-    reconstruction: f64,
+/// Adds up parts in their order.
+fn sum(model: &Model, parts: impl IntoIterator<Item = BatchGradients>) -> BatchGradients {
+    let mut grads = GradientsAccumulator::new();
+    let (mut cross_entropy_nats, mut reconstruction) = (0.0, 0.0);
+    for part in parts {
+        grads.accumulate(model, part.grads);
+        cross_entropy_nats += part.cross_entropy_nats;
+        reconstruction += part.reconstruction;
+    }
+    BatchGradients { grads: grads.grads(), cross_entropy_nats, reconstruction }
 }
 
 /// The ids of a batch on the model's device: `[B, T]`.
@@ -112,9 +108,16 @@ pub fn batch_ids(batch: &Batch, model: &Model) -> Tensor<2, Int> {
     Tensor::from_data(TensorData::new(ids, [batch.rows(), batch.seq_len()]), &model.device())
 }
 
-/// Rows of a micro-batch where the config leaves it open.
-pub fn default_micro_batch_size(batch_size: usize, replicas: usize) -> usize {
-    batch_size.div_ceil(replicas).clamp(1, 16)
+/// Replicas and rows of a micro-batch for a batch of `batch_size` rows, where a config leaves them open.
+pub fn divide(
+    batch_size: usize,
+    replicas: Option<usize>,
+    micro_batch_size: Option<usize>,
+    device_name: &str,
+) -> (usize, usize) {
+    let replicas = replicas.unwrap_or_else(|| default_replicas(device_name)).min(batch_size);
+    let micro_batch_size = micro_batch_size.unwrap_or_else(|| batch_size.div_ceil(replicas).clamp(1, 16));
+    (replicas, micro_batch_size)
 }
 
 /// Workers where the config leaves it open.

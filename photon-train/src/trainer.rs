@@ -15,7 +15,7 @@ use crate::config::RunConfig;
 use crate::data::{BatchSource, Prepared, TokenStore};
 use crate::eval::{Evaluation, bits_per_byte, evaluate};
 use crate::record::{Existing, RecordError, RunFolder};
-use crate::replicas::{Replicas, default_micro_batch_size, default_replicas, without_gradients};
+use crate::replicas::{Replicas, divide, without_gradients};
 use crate::sample::{SampleError, sample_text};
 use crate::schedule::learning_rate;
 use crate::step::Learner;
@@ -161,9 +161,7 @@ pub fn train(
 ) -> Result<Outcome, TrainError> {
     let train = &config.train;
     check_vocabulary(config, tokenizer)?;
-    let n_replicas = train.replicas.unwrap_or_else(|| default_replicas(device.name)).min(train.batch_size);
-    let micro_batch_size =
-        train.micro_batch_size.unwrap_or_else(|| default_micro_batch_size(train.batch_size, n_replicas));
+    let (n_replicas, micro_batch_size) = divide(train.batch_size, train.replicas, train.micro_batch_size, device.name);
     let mut model = Model::new(&config.model, train.seed, &device.device.clone().autodiff());
     let facts = RunFacts {
         seed: train.seed,

@@ -54,7 +54,7 @@ impl Attention {
     ///
     /// # Shapes
     ///
-    /// `x: [B, N, D] -> [B, N, D]`; `mask` is [`sequence_mask`] of the same span and length.
+    /// `x: [B, N, D] -> [B, N, D]`; `mask` is [`sequence_mask`] of the same span, batch and length.
     pub fn forward(&self, x: Tensor<3>, rotation: Option<&Rotation>, mask: &SequenceMask) -> Tensor<3> {
         let (q, k, v) = self.project(x, rotation); // [B, N, H, K]
         let out = match mask {
@@ -145,9 +145,7 @@ impl Attention {
             Tensor::cat(shifted, 2).reshape([rows, (back + 1) * len, n_heads, head_dim])
         };
         let (k, v) = (with_earlier(k), with_earlier(v)); // [B*n, (back+1)*len, H, K]
-        let mask = mask.clone().swap_dims(0, 1).expand([batch, n_blocks, len, (back + 1) * len]);
-        let mask = mask.reshape([rows, 1, len, (back + 1) * len]);
-        let out = self.weigh(heads_first(q), heads_first(k), heads_first(v), mask);
+        let out = self.weigh(heads_first(q), heads_first(k), heads_first(v), mask.clone());
         let out = out.reshape([batch, n_blocks * len, n_heads * head_dim]);
         out.narrow(1, 0, n_positions) // [B, N, D]
     }
@@ -192,13 +190,13 @@ pub enum SequenceMask {
         len: usize,
         /// Blocks before the own one.
         back: usize,
-        /// `[n_blocks, 1, len, (back + 1) * len]`.
+        /// `[B * n_blocks, 1, len, (back + 1) * len]`.
         mask: Tensor<4>,
     },
 }
 
-/// The mask of a sequence of `n_positions` under `span`.
-pub fn sequence_mask(span: Span, n_positions: usize, device: &Device) -> SequenceMask {
+/// The mask of `batch` sequences of `n_positions` under `span`.
+pub fn sequence_mask(span: Span, batch: usize, n_positions: usize, device: &Device) -> SequenceMask {
     let n_blocks = |len: usize| n_positions.div_ceil(len);
     let (len, back) = match span {
         Span::Full => return SequenceMask::AllPairs(all_pairs_mask(span, n_positions, device)),
@@ -219,7 +217,8 @@ pub fn sequence_mask(span: Span, n_positions: usize, device: &Device) -> Sequenc
             }
         }
     }
-    let mask = Tensor::from_data(TensorData::new(values, [n_blocks, 1, len, n_keys]), device);
+    let mask = Tensor::<4>::from_data(TensorData::new(values, [1, n_blocks, len, n_keys]), device);
+    let mask = mask.expand([batch, n_blocks, len, n_keys]).reshape([batch * n_blocks, 1, len, n_keys]);
     SequenceMask::Blocks { len, back, mask }
 }
 
@@ -283,7 +282,7 @@ mod tests {
             let attention = Attention::new(&spec, 1, &mut Initializer::new(1, 0.5, &device));
             for n_positions in [1, 2, 7, 12] {
                 let x = Tensor::random([2, n_positions, 8], Distribution::Normal(0.0, 1.0), &device);
-                let mask = sequence_mask(span, n_positions, &device);
+                let mask = sequence_mask(span, 2, n_positions, &device);
                 let fast = attention.forward(x.clone(), None, &mask);
                 let slow = attention.forward_all_pairs(x, None);
                 let difference: f32 = (fast - slow).abs().max().into_scalar();

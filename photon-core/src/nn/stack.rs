@@ -79,11 +79,11 @@ impl Stack {
     }
 
     fn forward_sequence(&self, x: Tensor<3>) -> Tensor<3> {
-        let [_, n_positions, _] = x.dims();
+        let [batch, n_positions, _] = x.dims();
         let device = x.device();
         let positions = [(0..n_positions).collect()];
         let rotation = self.rotation(&positions, &device);
-        let mask: SequenceMask = sequence_mask(self.spec.span, n_positions, &device);
+        let mask: SequenceMask = sequence_mask(self.spec.span, batch, n_positions, &device);
         let x = self.blocks.iter().fold(x, |x, block| {
             block.run(x, |attention, x| attention.forward(x, rotation.as_ref(), &mask)) // [B, N, D]
         });
