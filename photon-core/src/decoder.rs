@@ -15,12 +15,13 @@
 use burn::module::Module;
 use burn::tensor::{Device, Tensor};
 
+use crate::cache::row_store::indices;
 use crate::config::{DecoderAttention, PhotonConfig};
 use crate::converter::Converter;
+use crate::infer_config::StageCache;
 use crate::init::Initializer;
-use crate::nn::kv_cache::KvCache;
-use crate::nn::row_store::row_indices;
-use crate::nn::stack::Stack;
+use crate::nn::activations::Activations;
+use crate::nn::stack::{Stack, StackState};
 
 /// Converter and local transformer of one level.
 #[derive(Module, Debug)]
@@ -33,10 +34,11 @@ pub struct Decoder {
     is_chunk_local: bool,
 }
 
-/// What a level's decoder carries from call to call: one cache a block.
+/// What a level's decoder carries from call to call.
 #[derive(Clone, Debug)]
 pub struct DecoderState {
-    pub(crate) caches: Vec<KvCache>,
+    /// The transformer's.
+    pub(crate) stack: StackState,
 }
 
 /// Which of the emitted vectors a caller needs.
@@ -135,20 +137,20 @@ impl Decoder {
 
         let x = self.gather(input, &sources); // [b, N, D]
         let device = x.device();
-        let out = self.stack.step(x, &mut state.caches, rows, &positions); // [b, N, D]
+        let out = self.stack.step(x, &mut state.stack, rows, &positions); // [b, N, D]
         let readouts = match wanted {
             Wanted::Newest => vec![sources.len() - 1],
             Wanted::All => self.readouts(&sources),
         };
         match readouts.len() == sources.len() {
             true => out,
-            false => out.select(1, row_indices(&readouts, &device)),
+            false => out.select(1, indices(&readouts, &device)),
         }
     }
 
     /// The state before any unit.
-    pub fn start(&self, n_rows: usize, device: &Device) -> DecoderState {
-        DecoderState { caches: self.stack.new_caches(n_rows, device) }
+    pub fn start(&self, n_rows: usize, cache: &StageCache, activations: Activations, device: &Device) -> DecoderState {
+        DecoderState { stack: self.stack.start(n_rows, &cache.config, cache.n_newest, activations, device) }
     }
 
     /// Whether groups never see each other.
@@ -211,7 +213,7 @@ impl Decoder {
         });
         let n_missing = n_groups_started * self.prefix_len - n_prefix;
         assert!(n_missing == 0 || n_prefix == self.prefix_len, "conditioning for all new groups, or for the newest");
-        let indices: Vec<usize> = sources
+        let order: Vec<usize> = sources
             .iter()
             .map(|source| match *source {
                 Source::Unit(index) => index,
@@ -221,12 +223,12 @@ impl Decoder {
 
         let parts: Vec<Tensor<3>> = input.units.into_iter().chain(prefix).collect();
         let available = Tensor::cat(parts, 1); // [b, n + g*R, D]
-        let is_identity = indices.len() == available.dims()[1] && indices.iter().enumerate().all(|(i, &x)| i == x);
+        let is_identity = order.len() == available.dims()[1] && order.iter().enumerate().all(|(i, &x)| i == x);
         match is_identity {
             true => available,
             false => {
                 let device = available.device();
-                available.select(1, row_indices(&indices, &device))
+                available.select(1, indices(&order, &device))
             }
         }
     }
@@ -235,7 +237,7 @@ impl Decoder {
 impl DecoderState {
     /// Keeps the given rows, in the given order.
     pub(crate) fn select_rows(&mut self, rows: &[usize]) {
-        self.caches.iter_mut().for_each(|cache| cache.select_rows(rows));
+        self.stack.select_rows(rows);
     }
 }
 

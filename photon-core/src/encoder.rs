@@ -1,14 +1,15 @@
 //! Up one level: chunks of the level below become latents that have seen everything before them.
 
 use burn::module::Module;
-use burn::tensor::{Device, Tensor};
+use burn::tensor::{DType, Device, Tensor};
 
+use crate::cache::row_store::RowStore;
 use crate::chunker::Chunker;
 use crate::config::PhotonConfig;
+use crate::infer_config::StageCache;
 use crate::init::Initializer;
-use crate::nn::kv_cache::KvCache;
-use crate::nn::row_store::RowStore;
-use crate::nn::stack::Stack;
+use crate::nn::activations::Activations;
+use crate::nn::stack::{Stack, StackState};
 
 /// Chunker and causal transformer of one level.
 #[derive(Module, Debug)]
@@ -23,9 +24,9 @@ pub struct Encoder {
 #[derive(Clone, Debug)]
 pub struct EncoderState {
     /// The units of the unfinished chunk, `[B, 1, C, D_in]`.
-    unfinished: RowStore,
-    /// One cache a block.
-    pub(crate) caches: Vec<KvCache>,
+    pub(crate) unfinished: RowStore,
+    /// The transformer's.
+    pub(crate) stack: StackState,
 }
 
 impl Encoder {
@@ -89,14 +90,14 @@ impl Encoder {
         let chunks = self.chunker.forward(units.narrow(1, 0, n_used)); // [b, m, D]
         let positions: Vec<Vec<usize>> =
             n_before.iter().map(|n| n / self.chunk_len).map(|first| (first..first + n_chunks).collect()).collect();
-        Some(self.stack.step(chunks, &mut state.caches, rows, &positions))
+        Some(self.stack.step(chunks, &mut state.stack, rows, &positions))
     }
 
     /// The state before any unit.
-    pub fn start(&self, n_rows: usize, device: &Device) -> EncoderState {
+    pub fn start(&self, n_rows: usize, cache: &StageCache, activations: Activations, device: &Device) -> EncoderState {
         EncoderState {
-            unfinished: RowStore::new(n_rows, 1, self.chunk_len, self.d_unit, device),
-            caches: self.stack.new_caches(n_rows, device),
+            unfinished: RowStore::new([n_rows, 1, self.chunk_len, self.d_unit], DType::F32, device),
+            stack: self.stack.start(n_rows, &cache.config, cache.n_newest, activations, device),
         }
     }
 }
@@ -105,6 +106,6 @@ impl EncoderState {
     /// Keeps the given rows, in the given order.
     pub(crate) fn select_rows(&mut self, rows: &[usize]) {
         self.unfinished.select_rows(rows);
-        self.caches.iter_mut().for_each(|cache| cache.select_rows(rows));
+        self.stack.select_rows(rows);
     }
 }

@@ -8,6 +8,7 @@ use burn::nn::{Embedding, Linear};
 use burn::tensor::{Int, Tensor};
 
 use crate::config::FlatConfig;
+use crate::infer_config::{InferPlan, Stage};
 use crate::init::Initializer;
 use crate::model::Hidden;
 use crate::nn::stack::Stack;
@@ -55,12 +56,14 @@ impl Flat {
     }
 
     /// The state before any token, and the hidden state of the first: `[B, D]`.
-    pub fn begin(&self, n_rows: usize) -> (FlatState, Tensor<2>) {
+    pub fn begin(&self, n_rows: usize, plan: &InferPlan) -> (FlatState, Tensor<2>) {
         let device = self.start.val().device();
-        let mut state = FlatState { n_tokens: vec![0; n_rows], caches: self.stack.new_caches(n_rows, &device) };
+        let cache = plan.cache(Stage::Stack);
+        let stack = self.stack.start(n_rows, &cache.config, cache.n_newest, plan.activations, &device);
+        let mut state = FlatState { n_tokens: vec![0; n_rows], stack };
         let rows: Vec<usize> = (0..n_rows).collect();
         let positions = vec![vec![0]; n_rows];
-        let hidden = self.stack.step(self.start_rows(n_rows), &mut state.caches, &rows, &positions);
+        let hidden = self.stack.step(self.start_rows(n_rows), &mut state.stack, &rows, &positions);
         let d_model = self.config.d_model;
         (state, hidden.reshape([n_rows, d_model]))
     }
@@ -76,7 +79,7 @@ impl Flat {
         let positions: Vec<Vec<usize>> =
             rows.iter().map(|&row| (state.n_tokens[row] + 1..=state.n_tokens[row] + n_new).collect()).collect();
         let x = self.embedding.forward(token_ids); // [b, n, D]
-        let hidden = self.stack.step(x, &mut state.caches, rows, &positions);
+        let hidden = self.stack.step(x, &mut state.stack, rows, &positions);
         rows.iter().for_each(|&row| state.n_tokens[row] += n_new);
         hidden.narrow(1, n_new - 1, 1).reshape([batch, self.config.d_model])
     }

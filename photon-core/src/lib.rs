@@ -44,8 +44,10 @@
 //! feed-forward, G groups (chunks with their prefix), S positions of a group; lower case for a part of it.
 
 pub mod accounting;
+pub mod advance;
 pub mod allocator;
 pub mod atomic_file;
+pub mod cache;
 pub mod checkpoint;
 pub mod chunker;
 pub mod config;
@@ -57,6 +59,7 @@ pub mod encoder;
 pub mod error_text;
 pub mod flat;
 pub mod import_llama;
+pub mod infer_config;
 pub mod init;
 pub mod loss;
 pub mod model;

@@ -6,8 +6,10 @@ use burn::module::Module;
 use burn::nn::Linear;
 use burn::tensor::{Device, Int, Tensor, TensorData};
 
+use crate::cache::row_store::indices;
 use crate::config::{ModelConfig, PhotonConfig};
 use crate::flat::Flat;
+use crate::infer_config::{InferConfig, InferPlan};
 use crate::init::Initializer;
 use crate::photon::{Photon, Reconstruction};
 use crate::state::State;
@@ -98,19 +100,33 @@ impl Model {
         }
     }
 
-    /// The state before any token, and the logits of the first.
+    /// The state before any token, and the logits of the first, with caches that keep all that attention sees, in f32.
     ///
     /// # Shapes
     ///
     /// `-> [B, V]`
     pub fn begin(&self, n_rows: usize) -> (State, Tensor<2>) {
+        let plan = InferConfig::default().plan(&self.config()).expect("the default fits every model");
+        self.begin_with(n_rows, &plan)
+    }
+
+    /// The state before any token, and the logits of the first, with caches as planned.
+    ///
+    /// # Shapes
+    ///
+    /// `-> [B, V]`
+    ///
+    /// # Panics
+    ///
+    /// If the plan is for another model.
+    pub fn begin_with(&self, n_rows: usize, plan: &InferPlan) -> (State, Tensor<2>) {
         let (state, hidden) = match self {
             Self::Photon(model) => {
-                let (state, hidden) = model.begin(n_rows);
+                let (state, hidden) = model.begin(n_rows, plan);
                 (State::Photon(state), hidden)
             }
             Self::Flat(model) => {
-                let (state, hidden) = model.begin(n_rows);
+                let (state, hidden) = model.begin(n_rows, plan);
                 (State::Flat(state), hidden)
             }
         };
@@ -156,7 +172,7 @@ impl Model {
         order.iter().enumerate().for_each(|(place, &index)| places[index] = place);
         let hidden = match places.is_sorted() {
             true => hidden,
-            false => hidden.select(0, crate::nn::row_store::row_indices(&places, &device)),
+            false => hidden.select(0, indices(&places, &device)),
         };
         self.head().forward(hidden) // [b, V]
     }

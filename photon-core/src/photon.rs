@@ -17,6 +17,7 @@ use burn::tensor::{Int, Tensor};
 use crate::config::PhotonConfig;
 use crate::decoder::{Decoder, DecoderInput, Wanted};
 use crate::encoder::Encoder;
+use crate::infer_config::{InferPlan, Stage};
 use crate::init::Initializer;
 use crate::model::Hidden;
 use crate::state::PhotonState;
@@ -108,12 +109,18 @@ impl Photon {
     /// # Shapes
     ///
     /// `-> [B, D_0]`
-    pub fn begin(&self, n_rows: usize) -> (PhotonState, Tensor<2>) {
+    pub fn begin(&self, n_rows: usize, plan: &InferPlan) -> (PhotonState, Tensor<2>) {
         let device = self.start_latent.val().device();
+        let encoder_start = |(index, encoder): (usize, &Encoder)| {
+            encoder.start(n_rows, plan.cache(Stage::Encoder(index + 1)), plan.activations, &device)
+        };
+        let decoder_start = |(index, decoder): (usize, &Decoder)| {
+            decoder.start(n_rows, plan.cache(Stage::Decoder(index + 1)), plan.activations, &device)
+        };
         let mut state = PhotonState {
             n_tokens: vec![0; n_rows],
-            encoders: self.encoders.iter().map(|encoder| encoder.start(n_rows, &device)).collect(),
-            decoders: self.decoders.iter().map(|decoder| decoder.start(n_rows, &device)).collect(),
+            encoders: self.encoders.iter().enumerate().map(encoder_start).collect(),
+            decoders: self.decoders.iter().enumerate().map(decoder_start).collect(),
         };
         let rows: Vec<usize> = (0..n_rows).collect();
         let n_before = vec![0; n_rows];

@@ -2,9 +2,11 @@
 
 use serde::Serialize;
 
+use crate::cache::kv_cache::KvCache;
 use crate::decoder::DecoderState;
 use crate::encoder::EncoderState;
-use crate::nn::kv_cache::KvCache;
+use crate::infer_config::Stage;
+use crate::nn::stack::StackState;
 
 /// The decode state of any model.
 #[derive(Clone, Debug)]
@@ -29,11 +31,11 @@ pub struct PhotonState {
 pub struct FlatState {
     /// Tokens taken up so far, by row.
     pub(crate) n_tokens: Vec<usize>,
-    pub(crate) caches: Vec<KvCache>,
+    pub(crate) stack: StackState,
 }
 
-/// What the caches of one stage hold.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+/// What the caches of one stage hold, and what they have done.
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct CacheUse {
     /// `encoder 1`, `decoder 2`, ... or `stack`.
     pub stage: String,
@@ -43,6 +45,16 @@ pub struct CacheUse {
     pub used_bytes: usize,
     /// Bytes that the cache's tensors hold, room to grow included.
     pub allocated_bytes: usize,
+    /// The part of both that continuations of one prompt share.
+    pub shared_bytes: usize,
+    /// Bytes of the units of unfinished chunks, which stand beside the caches.
+    pub unfinished_bytes: usize,
+    /// Entries written so far, over rows and layers.
+    pub written_entries: usize,
+    /// Entries that the policy evicted so far, over rows and layers.
+    pub evicted_entries: usize,
+    /// Time spent storing entries, quantising included, as the host sees it.
+    pub storing_secs: f64,
 }
 
 impl State {
@@ -69,7 +81,7 @@ impl State {
             }
             Self::Flat(state) => {
                 state.n_tokens = rows.iter().map(|&row| state.n_tokens[row]).collect();
-                state.caches.iter_mut().for_each(|cache| cache.select_rows(rows));
+                state.stack.select_rows(rows);
             }
         }
     }
@@ -77,14 +89,15 @@ impl State {
     /// What the caches hold, stage by stage, encoders first.
     pub fn cache_use(&self) -> Vec<CacheUse> {
         match self {
-            Self::Flat(state) => vec![stage_use("stack".into(), &state.caches)],
+            Self::Flat(state) => vec![stage_use(Stage::Stack, &state.stack.caches, 0)],
             Self::Photon(state) => {
-                let encoders = state.encoders.iter().enumerate();
+                let encoders = state.encoders.iter().enumerate().map(|(index, encoder)| {
+                    stage_use(Stage::Encoder(index + 1), &encoder.stack.caches, encoder.unfinished.bytes())
+                });
                 let decoders = state.decoders.iter().enumerate();
                 encoders
-                    .map(|(index, encoder)| stage_use(format!("encoder {}", index + 1), &encoder.caches))
                     .chain(
-                        decoders.map(|(index, decoder)| stage_use(format!("decoder {}", index + 1), &decoder.caches)),
+                        decoders.map(|(index, decoder)| stage_use(Stage::Decoder(index + 1), &decoder.stack.caches, 0)),
                     )
                     .collect()
             }
@@ -92,11 +105,17 @@ impl State {
     }
 }
 
-fn stage_use(stage: String, caches: &[KvCache]) -> CacheUse {
+fn stage_use(stage: Stage, caches: &[KvCache], unfinished_bytes: usize) -> CacheUse {
+    let sum = |of: fn(&KvCache) -> usize| caches.iter().map(of).sum();
     CacheUse {
-        stage,
+        stage: stage.to_string(),
         entries: caches.iter().map(KvCache::longest_row).max().unwrap_or(0),
-        used_bytes: caches.iter().map(KvCache::used_bytes).sum(),
-        allocated_bytes: caches.iter().map(KvCache::bytes).sum(),
+        used_bytes: sum(KvCache::used_bytes),
+        allocated_bytes: sum(KvCache::bytes),
+        shared_bytes: sum(KvCache::shared_bytes),
+        unfinished_bytes,
+        written_entries: sum(|cache| cache.counters().written),
+        evicted_entries: sum(|cache| cache.counters().evicted),
+        storing_secs: caches.iter().map(|cache| cache.counters().storing.as_secs_f64()).sum(),
     }
 }

@@ -7,10 +7,11 @@ use burn::module::{Module, Param};
 use burn::nn::Linear;
 use burn::tensor::{Device, Tensor, TensorData};
 
+use super::activations::Activations;
 use super::fused;
-use super::kv_cache::{KvCache, MASKED};
 use super::rope::Rotation;
 use super::span::Span;
+use crate::cache::kv_cache::{KvCache, MASKED, NewEntries};
 use crate::config::StackSpec;
 use crate::init::Initializer;
 
@@ -83,11 +84,14 @@ impl Attention {
         cache: &mut KvCache,
         rows: &[usize],
         positions: &[Vec<usize>],
+        activations: Activations,
     ) -> Tensor<3> {
-        let (q, k, v) = self.project(x, rotation); // [b, N, H, K]
-        let visible = cache.append(rows, positions, heads_first(k), heads_first(v));
-        let out = self.weigh(heads_first(q), visible.keys, visible.values, visible.mask);
-        self.o_proj.forward(out) // [b, N, D]
+        let [batch, n_positions, d_model] = x.dims();
+        let (q, k, v) = self.project(activations.round(x), rotation); // [b, N, H, K]
+        let new = NewEntries { rows, positions, queries: heads_first(q), keys: heads_first(k), values: heads_first(v) };
+        let out = cache.attend(new, self.sinks.as_ref().map(Param::val)); // [b, H, N, K]
+        let out = out.swap_dims(HEAD, SEQ).reshape([batch, n_positions, d_model]);
+        self.o_proj.forward(activations.round(out)) // [b, N, D]
     }
 
     /// `[B, N, D]` to queries, keys and values `[B, N, H, K]`, turned by their positions; queries are scaled.

@@ -6,12 +6,14 @@ use burn::module::Module;
 use burn::nn::RmsNorm;
 use burn::tensor::{Device, Tensor};
 
+use super::activations::Activations;
 use super::attention::{Attention, SequenceMask, sequence_mask};
 use super::feed_forward::FeedForward;
 use super::fused::norm;
-use super::kv_cache::KvCache;
 use super::rope::Rotation;
 use super::span::Span;
+use crate::cache::config::CacheConfig;
+use crate::cache::kv_cache::{KvCache, LayerShape};
 use crate::config::{Positions, StackSpec};
 use crate::init::Initializer;
 
@@ -36,9 +38,14 @@ impl Block {
     }
 
     /// `[B, N, D] -> [B, N, D]`; `attend` is the only part that training and decoding do differently.
-    fn run(&self, x: Tensor<3>, attend: impl FnOnce(&Attention, Tensor<3>) -> Tensor<3>) -> Tensor<3> {
+    fn run(
+        &self,
+        x: Tensor<3>,
+        activations: Activations,
+        attend: impl FnOnce(&Attention, Tensor<3>) -> Tensor<3>,
+    ) -> Tensor<3> {
         let x = x.clone() + attend(&self.attention, norm(&self.attention_norm, x));
-        x.clone() + self.feed_forward.forward(norm(&self.feed_forward_norm, x))
+        x.clone() + self.feed_forward.forward(norm(&self.feed_forward_norm, x), activations)
     }
 }
 
@@ -49,6 +56,21 @@ pub struct Stack {
     norm: RmsNorm,
     #[module(skip)]
     spec: StackSpec,
+}
+
+/// What a stack carries from call to call.
+#[derive(Clone, Debug)]
+pub struct StackState {
+    /// One a block.
+    pub(crate) caches: Vec<KvCache>,
+    activations: Activations,
+}
+
+impl StackState {
+    /// Keeps the given rows, in the given order.
+    pub(crate) fn select_rows(&mut self, rows: &[usize]) {
+        self.caches.iter_mut().for_each(|cache| cache.select_rows(rows));
+    }
 }
 
 impl Stack {
@@ -85,7 +107,7 @@ impl Stack {
         let rotation = self.rotation(&positions, &device);
         let mask: SequenceMask = sequence_mask(self.spec.span, batch, n_positions, &device);
         let x = self.blocks.iter().fold(x, |x, block| {
-            block.run(x, |attention, x| attention.forward(x, rotation.as_ref(), &mask)) // [B, N, D]
+            block.run(x, Activations::F32, |attention, x| attention.forward(x, rotation.as_ref(), &mask)) // [B, N, D]
         });
         norm(&self.norm, x)
     }
@@ -95,19 +117,36 @@ impl Stack {
     /// # Shapes
     ///
     /// `[b, N, D] -> [b, N, D]` for `b` rows; `positions`: `b` lists of `N` rising absolute positions.
-    pub fn step(&self, x: Tensor<3>, caches: &mut [KvCache], rows: &[usize], positions: &[Vec<usize>]) -> Tensor<3> {
+    pub fn step(&self, x: Tensor<3>, state: &mut StackState, rows: &[usize], positions: &[Vec<usize>]) -> Tensor<3> {
         let rotation = self.rotation(positions, &x.device());
-        let x = self.blocks.iter().zip(caches).fold(x, |x, (block, cache)| {
-            block.run(x, |attention, x| attention.step(x, rotation.as_ref(), cache, rows, positions))
+        let activations = state.activations;
+        let x = self.blocks.iter().zip(&mut state.caches).fold(x, |x, (block, cache)| {
+            block.run(x, activations, |attention, x| {
+                attention.step(x, rotation.as_ref(), cache, rows, positions, activations)
+            })
         });
         norm(&self.norm, x)
     }
 
-    /// Empty caches, one a block.
-    pub fn new_caches(&self, n_rows: usize, device: &Device) -> Vec<KvCache> {
-        let spec = &self.spec;
-        let cache = || KvCache::new(n_rows, spec.n_kv_heads, spec.head_dim(), spec.span, device);
-        self.blocks.iter().map(|_| cache()).collect()
+    /// The state before any position.
+    ///
+    /// `n_newest` entries no policy evicts.
+    pub fn start(
+        &self,
+        n_rows: usize,
+        cache: &CacheConfig,
+        n_newest: usize,
+        activations: Activations,
+        device: &Device,
+    ) -> StackState {
+        let layer = LayerShape {
+            n_kv_heads: self.spec.n_kv_heads,
+            head_dim: self.spec.head_dim(),
+            span: self.spec.span,
+            n_newest,
+        };
+        let caches = self.blocks.iter().map(|_| KvCache::new(cache, layer, n_rows, device)).collect();
+        StackState { caches, activations }
     }
 
     fn rotation(&self, positions: &[Vec<usize>], device: &Device) -> Option<Rotation> {

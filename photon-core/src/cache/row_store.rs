@@ -2,18 +2,19 @@
 //!
 //! Caches and the buffers of unfinished chunks stand on it. It counts nothing: who writes knows where.
 
-use burn::tensor::{Device, Tensor};
+use burn::tensor::kind::Numeric;
+use burn::tensor::{DType, Device, Float, Int, Tensor};
 
 /// `[B, H, capacity, K]`, written along the third axis.
 #[derive(Clone, Debug)]
-pub struct RowStore {
-    values: Tensor<4>,
+pub struct RowStore<N: Numeric = Float> {
+    values: Tensor<4, N>,
 }
 
-impl RowStore {
+impl<N: Numeric> RowStore<N> {
     /// Zeros.
-    pub fn new(n_rows: usize, n_heads: usize, capacity: usize, width: usize, device: &Device) -> Self {
-        Self { values: Tensor::zeros([n_rows, n_heads, capacity, width], device) }
+    pub fn new(shape: [usize; 4], dtype: DType, device: &Device) -> Self {
+        Self { values: Tensor::zeros(shape, (device, dtype)) }
     }
 
     /// Positions that fit in a row.
@@ -31,12 +32,18 @@ impl RowStore {
         self.values.shape().num_elements() * self.values.dtype().size()
     }
 
+    /// Bytes of one position of one row.
+    pub fn entry_bytes(&self) -> usize {
+        let [_, n_heads, _, width] = self.values.dims();
+        n_heads * width * self.values.dtype().size()
+    }
+
     /// Writes `values [b, H, n, K]` into `rows`, row `i` from `offsets[i]` on.
     ///
     /// # Panics
     ///
     /// If a row would pass the capacity.
-    pub fn write(&mut self, rows: &[usize], offsets: &[usize], values: Tensor<4>) {
+    pub fn write(&mut self, rows: &[usize], offsets: &[usize], values: Tensor<4, N>) {
         let [n_rows, n_heads, capacity, width] = self.values.dims();
         let n_new = values.dims()[2];
         assert!(offsets.iter().all(|o| o + n_new <= capacity), "writing past the capacity {capacity}");
@@ -53,38 +60,41 @@ impl RowStore {
     }
 
     /// Positions `start..end` of `rows`: `[b, H, end - start, K]`.
-    pub fn read(&self, rows: &[usize], start: usize, end: usize) -> Tensor<4> {
+    pub fn read(&self, rows: &[usize], start: usize, end: usize) -> Tensor<4, N> {
         let [n_rows, ..] = self.values.dims();
         let values = self.values.clone().narrow(2, start, end - start);
         match is_all(rows, n_rows) {
             true => values,
-            false => values.select(0, row_indices(rows, &self.values.device())),
+            false => values.select(0, indices(rows, &self.values.device())),
         }
     }
 
     /// Makes room for `capacity` positions, keeping the first `keep` of every row.
     pub fn resize(&mut self, keep: usize, capacity: usize) {
         let [n_rows, n_heads, _, width] = self.values.dims();
-        let device = self.values.device();
+        let (device, dtype) = (self.values.device(), self.values.dtype());
         self.values.inplace(|store| match keep {
-            0 => Tensor::zeros([n_rows, n_heads, capacity, width], &device),
+            0 => Tensor::zeros([n_rows, n_heads, capacity, width], (&device, dtype)),
             _ => {
-                let rest = Tensor::zeros([n_rows, n_heads, capacity - keep, width], &device);
+                let rest = Tensor::zeros([n_rows, n_heads, capacity - keep, width], (&device, dtype));
                 Tensor::cat(vec![store.narrow(2, 0, keep), rest], 2)
             }
         });
     }
 
-    /// Moves `start..end` of one row to its beginning.
-    pub fn move_to_front(&mut self, row: usize, start: usize, end: usize) {
-        // Adding zero makes an own copy, so that the write below finds the store unshared and stays in place.
-        let moved = self.read(&[row], start, end) + 0.0;
+    /// Moves the given positions of one row to its beginning, in the given order.
+    pub fn gather_to_front(&mut self, row: usize, positions: &[usize]) {
+        if positions.is_empty() {
+            return;
+        }
+        let indices = indices(positions, &self.values.device());
+        let moved = self.values.clone().narrow(0, row, 1).select(2, indices);
         self.write(&[row], &[0], moved);
     }
 
     /// Keeps the given rows, in the given order.
     pub fn select_rows(&mut self, rows: &[usize]) {
-        let indices = row_indices(rows, &self.values.device());
+        let indices = indices(rows, &self.values.device());
         self.values.inplace(|store| store.select(0, indices));
     }
 }
@@ -93,9 +103,9 @@ fn is_all(rows: &[usize], n_rows: usize) -> bool {
     rows.len() == n_rows && rows.iter().enumerate().all(|(i, &row)| i == row)
 }
 
-/// Row numbers as an index tensor.
-pub fn row_indices(rows: &[usize], device: &Device) -> Tensor<1, burn::tensor::Int> {
-    let indices: Vec<i64> = rows.iter().map(|&row| row as i64).collect();
+/// Numbers as an index tensor.
+pub fn indices(numbers: &[usize], device: &Device) -> Tensor<1, Int> {
+    let indices: Vec<i64> = numbers.iter().map(|&number| number as i64).collect();
     Tensor::from_ints(indices.as_slice(), device)
 }
 
@@ -110,11 +120,11 @@ mod tests {
     #[test]
     fn rows_are_written_at_their_own_offsets() {
         let device = Device::flex();
-        let mut store = RowStore::new(3, 1, 3, 1, &device);
+        let mut store: RowStore = RowStore::new([3, 1, 3, 1], DType::F32, &device);
         let new = Tensor::from_floats([[[[1.0]]], [[[2.0]]]], &device);
         store.write(&[2, 0], &[1, 2], new);
         assert_eq!(values(&store), [0.0, 0.0, 2.0, 0.0, 0.0, 0.0, 0.0, 1.0, 0.0]);
-        store.move_to_front(0, 1, 3);
+        store.gather_to_front(0, &[1, 2]);
         assert_eq!(values(&store)[..3], [0.0, 2.0, 2.0]);
         store.resize(2, 4);
         assert_eq!(store.capacity(), 4);

@@ -1,0 +1,617 @@
+//! The cache of one attention layer.
+//!
+//! An entry is the key and the value of one position. Entries lie by rising position in up to three parts:
+//!
+//! ```text
+//!  shared   | main                         | tail
+//!  (forks)  | in the config's storage      | the newest, in f32, where the config asks for a residual window
+//! ```
+//!
+//! How many entries are stored and which positions they hold are different numbers: what attention can never see
+//! again is dropped, and a policy may evict more. Masks are made from positions. Entries move from the tail to the
+//! main store and out of the cache at the ends of blocks of positions, wherever a call ends, so the outcome does not
+//! depend on how a sequence is cut into calls.
+
+use std::ops::Range;
+use std::time::{Duration, Instant};
+
+use burn::tensor::{Device, Tensor, TensorData};
+
+use super::attend::{attend, attend_with_weights};
+use super::config::{Budget, CacheConfig};
+use super::entries::Segment;
+use super::error::CacheError;
+use super::pack::unpack;
+use super::pair_store::{EntryShape, PairStore};
+use super::policy::{EntryStats, Evidence, Ranking, Schedule, kept};
+use super::reach::Reach;
+use super::rows::CachedRow;
+use super::shared::Shared;
+use crate::nn::span::Span;
+
+/// Entries by which a cache grows at least.
+const GROWTH_ENTRIES: usize = 64;
+
+/// Stands for minus infinity in masked scores; finite, because WebGPU shaders may assume finite numbers.
+pub const MASKED: f32 = -1e30;
+
+const SEQ: usize = 2;
+
+/// Keys and values of one layer for every row of a batch.
+#[derive(Clone, Debug)]
+pub struct KvCache {
+    config: CacheConfig,
+    reach: Reach,
+    n_newest: usize,
+    shape: EntryShape,
+    /// Entries that forks of one row share.
+    shared: Option<Shared>,
+    main: PairStore,
+    tail: Option<PairStore>,
+    rows: Vec<CachedRow>,
+    counters: Counters,
+    device: Device,
+}
+
+/// What has happened in a cache so far, over all rows.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Counters {
+    /// Entries written.
+    pub written: usize,
+    /// Entries that a policy evicted.
+    pub evicted: usize,
+    /// Time spent storing entries, as the host sees it.
+    pub storing: Duration,
+}
+
+/// What a layer looks like to its cache.
+#[derive(Clone, Copy, Debug)]
+pub struct LayerShape {
+    /// Key and value heads.
+    pub n_kv_heads: usize,
+    /// Width of a head.
+    pub head_dim: usize,
+    /// What attention sees.
+    pub span: Span,
+    /// Newest entries that no policy evicts.
+    pub n_newest: usize,
+}
+
+/// New positions of some rows, as attention hands them over.
+pub struct NewEntries<'a> {
+    /// The rows of the cache.
+    pub rows: &'a [usize],
+    /// For each row, as many rising absolute positions, all above those stored.
+    pub positions: &'a [Vec<usize>],
+    /// Scaled queries, `[b, H, N, K]`.
+    pub queries: Tensor<4>,
+    /// `[b, H_kv, N, K]`.
+    pub keys: Tensor<4>,
+    /// `[b, H_kv, N, K]`.
+    pub values: Tensor<4>,
+}
+
+/// The part of every store that a call looks at, in columns: shared entries, a range of main slots, tail slots.
+struct Columns {
+    n_shared: usize,
+    main: Range<usize>,
+    n_tail: usize,
+}
+
+impl Columns {
+    fn len(&self) -> usize {
+        self.n_shared + self.main.len() + self.n_tail
+    }
+
+    /// Column of each entry of a row, in order.
+    fn of<'a>(&'a self, row: &'a CachedRow) -> impl Iterator<Item = usize> + 'a {
+        let first_main = self.n_shared + row.start - self.main.start.min(row.start);
+        let first_tail = self.n_shared + self.main.len();
+        (0..row.n_shared).chain(first_main..first_main + row.n_main()).chain(first_tail..first_tail + row.n_tail)
+    }
+}
+
+impl KvCache {
+    /// An empty cache.
+    pub fn new(config: &CacheConfig, layer: LayerShape, n_rows: usize, device: &Device) -> Self {
+        let shape = EntryShape { n_heads: layer.n_kv_heads, head_dim: layer.head_dim };
+        let reach = Reach::new(layer.span, &config.policy);
+        let capacity = GROWTH_ENTRIES.min(rolling_capacity(reach.max_entries()));
+        let tail =
+            (config.residual > 0).then(|| PairStore::exact(n_rows, shape, config.residual + 2 * config.block, device));
+        Self {
+            reach,
+            n_newest: layer.n_newest,
+            shape,
+            shared: None,
+            main: PairStore::new(config, n_rows, shape, capacity, device),
+            tail,
+            rows: vec![CachedRow::default(); n_rows],
+            counters: Counters::default(),
+            device: device.clone(),
+            config: config.clone(),
+        }
+    }
+
+    /// Takes up new positions and lets them attend to all that they see: `[b, H, N, K]`.
+    ///
+    /// `sinks` are the logits of the learned sinks, one for each head, if there are any.
+    pub fn attend(&mut self, new: NewEntries<'_>, sinks: Option<Tensor<1>>) -> Tensor<4> {
+        let pieces = self.pieces(new.positions);
+        if let [_] = pieces[..] {
+            return self.attend_piece(new, sinks);
+        }
+        let NewEntries { rows, positions, queries, keys, values } = new;
+        let attend_part = |piece: Range<usize>| {
+            let part = |x: &Tensor<4>| x.clone().narrow(SEQ, piece.start, piece.len());
+            let positions: Vec<Vec<usize>> = positions.iter().map(|row| row[piece.clone()].to_vec()).collect();
+            let (queries, keys, values) = (part(&queries), part(&keys), part(&values));
+            self.attend_piece(NewEntries { rows, positions: &positions, queries, keys, values }, sinks.clone())
+        };
+        Tensor::cat(pieces.into_iter().map(attend_part).collect(), SEQ)
+    }
+
+    /// Keeps of the prompt what the policy wants to keep of it.
+    pub fn end_prompt(&mut self) {
+        let rows: Vec<usize> = (0..self.rows.len()).collect();
+        self.evict(&rows, Schedule::PromptEnd);
+    }
+
+    /// Entries stored for `row`.
+    pub fn n_entries(&self, row: usize) -> usize {
+        self.rows[row].len()
+    }
+
+    /// Entries of the row that holds most.
+    pub fn longest_row(&self) -> usize {
+        self.rows.iter().map(CachedRow::len).max().unwrap_or(0)
+    }
+
+    /// Bytes of the entries of all rows, without the room to grow. Shared entries count once.
+    pub fn used_bytes(&self) -> usize {
+        let n_main: usize = self.rows.iter().map(CachedRow::n_main).sum();
+        let n_tail: usize = self.rows.iter().map(|row| row.n_tail).sum();
+        let tail_entry_bytes = self.tail.as_ref().map_or(0, PairStore::entry_bytes);
+        n_main * self.main.entry_bytes() + n_tail * tail_entry_bytes + self.shared_bytes()
+    }
+
+    /// Bytes that the cache's tensors hold.
+    pub fn bytes(&self) -> usize {
+        self.main.bytes() + self.tail.as_ref().map_or(0, PairStore::bytes) + self.shared_bytes()
+    }
+
+    /// Bytes of the entries that other forks hold as well.
+    pub fn shared_bytes(&self) -> usize {
+        self.shared.as_ref().map_or(0, Shared::bytes)
+    }
+
+    /// Bytes that the tensors would hold after `n_new` more positions of every row.
+    pub fn bytes_after(&self, n_new: usize) -> usize {
+        self.bytes() - self.main.bytes() + self.capacity_after(n_new) * self.rows.len() * self.main.entry_bytes()
+    }
+
+    /// What has happened so far.
+    pub fn counters(&self) -> Counters {
+        self.counters
+    }
+
+    /// How entries are stored and kept.
+    pub fn config(&self) -> &CacheConfig {
+        &self.config
+    }
+
+    /// Keeps the given rows, in the given order; a row may be taken several times.
+    ///
+    /// Copies of one row of a cache that never drops anything share what the row holds.
+    pub fn select_rows(&mut self, rows: &[usize]) {
+        let is_fork = rows.len() > 1 && rows.iter().all(|&row| row == rows[0]);
+        if is_fork && self.reach.is_full() && self.config.policy.ranking().is_none() {
+            self.share(rows[0]);
+        }
+        self.shared = self.shared.take().filter(|_| rows.iter().any(|&row| self.rows[row].n_shared > 0));
+        self.main.select_rows(rows);
+        self.tail.iter_mut().for_each(|tail| tail.select_rows(rows));
+        self.rows = rows.iter().map(|&row| self.rows[row].clone()).collect();
+    }
+
+    /// Goes back to what the rows held after `n_positions` positions each.
+    ///
+    /// # Errors
+    ///
+    /// If what the cache would hold then cannot be had any more; nothing is changed.
+    pub fn truncate(&mut self, n_positions: &[usize]) -> Result<(), CacheError> {
+        for (row, &n_positions) in self.rows.iter().zip(n_positions) {
+            self.check_truncate(row, n_positions)?;
+        }
+        for (row, &n_positions) in self.rows.iter_mut().zip(n_positions) {
+            row.truncate(n_positions);
+        }
+        Ok(())
+    }
+
+    fn check_truncate(&self, row: &CachedRow, n_positions: usize) -> Result<(), CacheError> {
+        let Some(newest) = row.positions().next_back().filter(|&newest| newest >= n_positions) else {
+            return Ok(());
+        };
+        if let Some(ranking) = self.config.policy.ranking() {
+            let policy = self.config.policy.name();
+            if row.evicted_at > n_positions {
+                return Err(CacheError::Evicted { n_positions, policy });
+            }
+            if ranking.evidence() == Evidence::Weights {
+                return Err(CacheError::Observed { n_positions, policy });
+            }
+        }
+        let n_needed = (0..n_positions).filter(|&position| self.reach.is_live(position, n_positions)).count();
+        let n_there = row.positions().filter(|&p| p < n_positions && self.reach.is_live(p, n_positions)).count();
+        if row.evicted_at == 0 && n_there < n_needed {
+            return Err(CacheError::Dropped { n_positions });
+        }
+        let has_tail = self.tail.is_some();
+        if has_tail && self.first_exact(n_positions) != self.first_exact(newest + 1) {
+            return Err(CacheError::Packed { n_positions });
+        }
+        Ok(())
+    }
+
+    /// Turns to a policy of the same kind with another budget.
+    pub fn set_policy(&mut self, config: &CacheConfig) {
+        self.config.policy = config.policy.clone();
+        let rows: Vec<usize> = (0..self.rows.len()).collect();
+        self.evict(&rows, Schedule::EveryBlock);
+        self.give_back_room();
+    }
+
+    /// Stores the entries anew, as `config` says.
+    pub fn restore_as(&mut self, config: &CacheConfig) {
+        self.move_to_front();
+        let (n_rows, longest) = (self.rows.len(), self.longest_main());
+        let rows: Vec<usize> = (0..n_rows).collect();
+        let mut main = PairStore::new(config, n_rows, self.shape, self.main.capacity(), &self.device);
+        if longest > 0 {
+            let Segment { keys, values } = self.main.read(&rows, 0, longest);
+            main.write(&rows, &vec![0; n_rows], unpack(keys), unpack(values));
+        }
+        self.main = main;
+        (self.config.keys, self.config.values) = (config.keys, config.values);
+    }
+
+    fn settles_by_block(&self) -> bool {
+        let ranking = self.config.policy.ranking();
+        self.tail.is_some() || ranking.is_some_and(|ranking| ranking.schedule() == Schedule::EveryBlock)
+    }
+
+    /// How a call is cut: nowhere, or wherever a block of a row ends.
+    fn pieces(&self, positions: &[Vec<usize>]) -> Vec<Range<usize>> {
+        let n_new = positions[0].len();
+        let is_observed = self.config.policy.ranking().is_some_and(|ranking| ranking.evidence() == Evidence::Weights);
+        if n_new == 1 || !(self.settles_by_block() || is_observed) {
+            return std::iter::once(0..n_new).collect();
+        }
+        let ends_block = |index: usize| positions.iter().any(|row| (row[index] + 1).is_multiple_of(self.config.block));
+        let mut pieces = Vec::new();
+        let mut start = 0;
+        for end in (1..=n_new).filter(|&end| end == n_new || ends_block(end - 1)) {
+            pieces.push(start..end);
+            start = end;
+        }
+        pieces
+    }
+
+    fn attend_piece(&mut self, new: NewEntries<'_>, sinks: Option<Tensor<1>>) -> Tensor<4> {
+        let NewEntries { rows, positions, queries, keys, values } = new;
+        // A call may skip positions, such as the groups before the newest.
+        for (&row, new) in rows.iter().zip(positions) {
+            self.drop_dead(row, new[0]);
+        }
+        self.store(rows, positions, keys, values);
+
+        let columns = self.columns(rows);
+        let [batch, n_heads, n_queries, head_dim] = queries.dims();
+        let n_groups = n_heads / self.shape.n_heads;
+        // Query heads that share keys and values go through one product as if they were more queries.
+        let grouped = [batch, self.shape.n_heads, n_groups * n_queries, head_dim];
+        let mask = self.mask(rows, positions, &columns);
+        let mask = if n_groups > 1 { mask.repeat_dim(SEQ, n_groups) } else { mask };
+        let sinks = sinks.map(|sinks| {
+            let sinks = sinks.reshape([1, n_heads, 1, 1]).expand([1, n_heads, n_queries, 1]);
+            sinks.reshape([1, self.shape.n_heads, n_groups * n_queries, 1])
+        });
+        let (queries, segments) = (queries.reshape(grouped), self.segments(rows, &columns));
+        let out = match self.config.policy.ranking().map(Ranking::evidence) {
+            Some(Evidence::Weights) => {
+                let (out, weights) = attend_with_weights(queries, &segments, mask, sinks);
+                let weights = weights.reshape([batch, n_heads, n_queries, columns.len()]).mean_dim(1);
+                self.observe(rows, positions, &columns, weights);
+                out
+            }
+            _ => attend(queries, &segments, mask, sinks),
+        };
+        drop(segments);
+
+        for (&row, new) in rows.iter().zip(positions) {
+            self.drop_dead(row, new[n_queries - 1] + 1);
+        }
+        let at_block_end = |new: &Vec<usize>| (new[n_queries - 1] + 1).is_multiple_of(self.config.block);
+        let settling: Vec<usize> =
+            rows.iter().zip(positions).filter(|(_, new)| at_block_end(new)).map(|(&row, _)| row).collect();
+        if !settling.is_empty() && self.settles_by_block() {
+            self.pack_tail(&settling);
+            self.evict(&settling, Schedule::EveryBlock);
+        }
+        self.give_back_room();
+        out.reshape([batch, n_heads, n_queries, head_dim])
+    }
+
+    fn store(&mut self, rows: &[usize], positions: &[Vec<usize>], keys: Tensor<4>, values: Tensor<4>) {
+        let started = Instant::now();
+        let n_new = positions[0].len();
+        if let Some(ranking) = self.config.policy.ranking() {
+            let norms = match ranking.evidence() {
+                Evidence::KeyNorms => key_norms(&keys),
+                _ => vec![vec![0.0; n_new]; rows.len()],
+            };
+            for ((&row, new), norms) in rows.iter().zip(positions).zip(norms) {
+                self.rows[row].stats.extend(new.iter().zip(norms).map(|(&position, key_norm)| EntryStats {
+                    position,
+                    key_norm,
+                    last_used: position,
+                    ..EntryStats::default()
+                }));
+            }
+        }
+        match &mut self.tail {
+            Some(tail) => {
+                let offsets: Vec<usize> = rows.iter().map(|&row| self.rows[row].n_tail).collect();
+                tail.write(rows, &offsets, keys, values);
+            }
+            None => {
+                self.make_room(rows, n_new);
+                let offsets: Vec<usize> = rows.iter().map(|&row| self.rows[row].end()).collect();
+                self.main.write(rows, &offsets, keys, values);
+            }
+        }
+        for (&row, new) in rows.iter().zip(positions) {
+            self.rows[row].push(new, self.tail.is_some());
+        }
+        self.counters.written += rows.len() * n_new;
+        self.counters.storing += started.elapsed();
+    }
+
+    /// Forgets what no query from `next` on can see. Where that is not the oldest of the main store, entries would
+    /// have to move: then it waits until a block's worth has gathered.
+    fn drop_dead(&mut self, row: usize, next: usize) {
+        let cached = &self.rows[row];
+        if self.reach.is_full() || cached.is_empty() {
+            return;
+        }
+        let is_live: Vec<bool> = cached.positions().map(|position| self.reach.is_live(position, next)).collect();
+        let n_dead = is_live.iter().filter(|&&live| !live).count();
+        let n_oldest = is_live.iter().take_while(|&&live| !live).count();
+        if n_dead == 0 {
+            return;
+        }
+        if n_dead == n_oldest && n_dead <= cached.n_main() && cached.n_shared == 0 {
+            self.rows[row].drop_oldest_main(n_dead);
+        } else if n_dead >= self.config.block || n_dead == cached.len() {
+            let live: Vec<usize> = (0..is_live.len()).filter(|&place| is_live[place]).collect();
+            self.keep(row, &live);
+        }
+    }
+
+    /// Forgets all entries of a row but those of the given places.
+    fn keep(&mut self, row: usize, places: &[usize]) {
+        let (main, tail) = self.rows[row].keep(places);
+        self.main.gather_to_front(row, &main);
+        if let Some(store) = &mut self.tail {
+            store.gather_to_front(row, &tail);
+        }
+    }
+
+    /// The first position that is exact after `n_positions` positions.
+    fn first_exact(&self, n_positions: usize) -> usize {
+        let block = self.config.block;
+        let settled = n_positions / block * block;
+        settled.saturating_sub(self.config.residual) / block * block
+    }
+
+    /// Moves entries that have left the residual window of the given rows to the main store.
+    fn pack_tail(&mut self, rows: &[usize]) {
+        if self.tail.is_none() {
+            return;
+        }
+        let started = Instant::now();
+        for &row in rows {
+            let cached = &self.rows[row];
+            let Some(newest) = cached.positions().next_back() else { continue };
+            let first_exact = self.first_exact(newest + 1);
+            let n_tail = cached.n_tail;
+            let n_leaving = cached.positions().rev().take(n_tail).filter(|&position| position < first_exact).count();
+            if n_leaving == 0 {
+                continue;
+            }
+            self.make_room(&[row], n_leaving);
+            let (end, rest) = (self.rows[row].end(), (n_leaving..n_tail).collect::<Vec<_>>());
+            if let Some(tail) = &mut self.tail {
+                let Segment { keys, values } = tail.read(&[row], 0, n_leaving);
+                self.main.write(&[row], &[end], unpack(keys), unpack(values));
+                tail.gather_to_front(row, &rest);
+            }
+            self.rows[row].n_tail -= n_leaving;
+        }
+        self.counters.storing += started.elapsed();
+    }
+
+    /// Lets the policy have its way with the given rows.
+    fn evict(&mut self, rows: &[usize], schedule: Schedule) {
+        let entry_bytes = self.main.entry_bytes();
+        for &row in rows {
+            let Some(ranking) = self.config.policy.ranking().filter(|ranking| ranking.schedule() == schedule) else {
+                return;
+            };
+            let cached = &self.rows[row];
+            let Some(newest) = cached.positions().next_back() else { continue };
+            let n_budget = ranking.budget().entries(newest + 1, entry_bytes);
+            // A budget in entries or bytes is never passed, so the next block must find room.
+            let n_keep = match (ranking.budget(), schedule) {
+                (Budget::Share(_), _) | (_, Schedule::PromptEnd) => n_budget,
+                _ => n_budget - self.config.block,
+            };
+            let places = kept(ranking, &cached.stats, self.n_newest, n_keep);
+            let n_evicted = cached.len() - places.len();
+            if n_evicted > 0 {
+                self.keep(row, &places);
+                self.rows[row].evicted_at = newest + 1;
+                self.counters.evicted += n_evicted;
+            }
+        }
+    }
+
+    /// `weights`: mean over heads, `[b, 1, N, E]`.
+    fn observe(&mut self, rows: &[usize], positions: &[Vec<usize>], columns: &Columns, weights: Tensor<4>) {
+        let Some(ranking) = self.config.policy.ranking() else { return };
+        let weights: Vec<f32> = weights.try_into_vec_as().expect("weights are f32");
+        let n_queries = positions[0].len();
+        let mut lines = weights.chunks(columns.len());
+        for (&row, queries) in rows.iter().zip(positions) {
+            let cached = &mut self.rows[row];
+            let of_row: Vec<usize> = columns.of(cached).collect();
+            for (&query, line) in queries.iter().zip(lines.by_ref().take(n_queries)) {
+                let weights: Vec<f32> = of_row.iter().map(|&column| line[column]).collect();
+                // Entries after the query have no weight, and nothing to be noted.
+                let n_seen = cached.stats.partition_point(|entry| entry.position <= query);
+                ranking.observe(&mut cached.stats[..n_seen], &weights[..n_seen], query);
+            }
+        }
+    }
+
+    fn columns(&self, rows: &[usize]) -> Columns {
+        let cached = || rows.iter().map(|&row| &self.rows[row]);
+        let filled = || cached().filter(|row| row.n_main() > 0);
+        let start = filled().map(|row| row.start).min().unwrap_or(0);
+        let end = filled().map(CachedRow::end).max().unwrap_or(start);
+        Columns {
+            n_shared: cached().map(|row| row.n_shared).max().unwrap_or(0),
+            main: start..end,
+            n_tail: cached().map(|row| row.n_tail).max().unwrap_or(0),
+        }
+    }
+
+    fn segments(&self, rows: &[usize], columns: &Columns) -> Vec<Segment> {
+        let shared = self.shared.as_ref().map(|shared| shared.read(rows.len(), columns.n_shared));
+        let main = (!columns.main.is_empty()).then(|| self.main.read(rows, columns.main.start, columns.main.end));
+        let tail = self.tail.as_ref().filter(|_| columns.n_tail > 0).map(|tail| tail.read(rows, 0, columns.n_tail));
+        [shared, main, tail].into_iter().flatten().collect()
+    }
+
+    fn mask(&self, rows: &[usize], queries: &[Vec<usize>], columns: &Columns) -> Tensor<4> {
+        let (n_queries, n_columns) = (queries[0].len(), columns.len());
+        let is_seen = |row: usize, query: usize| {
+            let cached = &self.rows[row];
+            cached.len() == n_columns
+                && (self.reach.is_full() || cached.positions().all(|key| self.reach.sees(query, key)))
+        };
+        if n_queries == 1 && rows.iter().zip(queries).all(|(&row, query)| is_seen(row, query[0])) {
+            return Tensor::zeros([1, 1, 1, 1], &self.device);
+        }
+        let mut mask = vec![MASKED; rows.len() * n_queries * n_columns];
+        let mut lines = mask.chunks_mut(n_columns);
+        for (&row, queries) in rows.iter().zip(queries) {
+            let cached = &self.rows[row];
+            for (&query, line) in queries.iter().zip(lines.by_ref().take(n_queries)) {
+                for (column, key) in columns.of(cached).zip(cached.positions()) {
+                    if self.reach.sees(query, key) {
+                        line[column] = 0.0;
+                    }
+                }
+            }
+        }
+        Tensor::from_data(TensorData::new(mask, [rows.len(), 1, n_queries, n_columns]), &self.device)
+    }
+
+    fn longest_main(&self) -> usize {
+        self.rows.iter().map(CachedRow::n_main).max().unwrap_or(0)
+    }
+
+    /// The capacity of the main store once `n_new` more entries of every row are in it.
+    fn capacity_after(&self, n_new: usize) -> usize {
+        let n_entries = self.longest_main() + n_new;
+        match n_entries <= self.main.capacity() {
+            true => self.main.capacity(),
+            // Growing by a share keeps the copying in proportion to what is stored.
+            false => {
+                let grown = (n_entries + n_entries / 8).next_multiple_of(GROWTH_ENTRIES);
+                grown.min(self.steady_capacity()).max(n_entries)
+            }
+        }
+    }
+
+    /// The capacity beyond which a bounded cache never grows by single positions.
+    fn steady_capacity(&self) -> usize {
+        let budget = self.config.policy.ranking().filter(|ranking| ranking.schedule() == Schedule::EveryBlock);
+        let of_budget = budget.map_or(usize::MAX, |ranking| match ranking.budget() {
+            Budget::Share(_) => usize::MAX,
+            budget => budget.entries(0, self.main.entry_bytes()),
+        });
+        rolling_capacity(self.reach.max_entries()).min(of_budget)
+    }
+
+    fn make_room(&mut self, rows: &[usize], n_new: usize) {
+        let fits = |cache: &Self| rows.iter().all(|&row| cache.rows[row].end() + n_new <= cache.main.capacity());
+        if fits(self) {
+            return;
+        }
+        self.move_to_front();
+        if fits(self) {
+            return;
+        }
+        let capacity = self.capacity_after(n_new);
+        self.main.resize(self.longest_main(), capacity);
+    }
+
+    /// A long piece of a prompt leaves a bounded cache larger than it needs to be.
+    fn give_back_room(&mut self) {
+        let capacity = self.steady_capacity();
+        if self.main.capacity() > capacity && self.longest_main() <= capacity {
+            self.move_to_front();
+            self.main.resize(self.longest_main(), capacity);
+        }
+    }
+
+    fn move_to_front(&mut self) {
+        for row in 0..self.rows.len() {
+            let CachedRow { start, .. } = self.rows[row];
+            if start > 0 {
+                let slots: Vec<usize> = (start..self.rows[row].end()).collect();
+                self.main.gather_to_front(row, &slots);
+                self.rows[row].start = 0;
+            }
+        }
+    }
+
+    /// Moves the main entries of a row to the shared part, which all rows then hold.
+    fn share(&mut self, row: usize) {
+        let cached = &mut self.rows[row];
+        if cached.n_main() > 0 {
+            let own = self.main.read(&[row], cached.start, cached.end());
+            let earlier = self.shared.take().map(|shared| shared.read(1, cached.n_shared));
+            self.shared = Some(Shared::new(earlier, own));
+        }
+        cached.n_shared += cached.n_main();
+        cached.start = 0;
+        self.main.resize(0, GROWTH_ENTRIES);
+    }
+}
+
+/// A little more than what is seen, so that entries move to the front once in a while only.
+fn rolling_capacity(max_entries: Option<usize>) -> usize {
+    max_entries.map_or(usize::MAX, |entries| entries.saturating_add((entries / 4).max(8)))
+}
+
+/// Norms over all heads, by row and position.
+fn key_norms(keys: &Tensor<4>) -> Vec<Vec<f32>> {
+    let [batch, _, n_new, _] = keys.dims();
+    let squares = keys.clone().powf_scalar(2.0).sum_dim(3).sum_dim(1); // [b, 1, N, 1]
+    let norms: Vec<f32> = squares.sqrt().try_into_vec_as().expect("norms are f32");
+    norms.chunks(n_new).take(batch).map(<[f32]>::to_vec).collect()
+}

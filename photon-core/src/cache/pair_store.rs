@@ -1,0 +1,82 @@
+//! Keys and values of a layer side by side: whatever happens to one happens to the other.
+
+use burn::tensor::{Device, Tensor};
+
+use super::config::CacheConfig;
+use super::entries::{EntryFormat, Segment};
+use super::entry_store::EntryStore;
+
+/// The entries of every row.
+#[derive(Clone, Debug)]
+pub(super) struct PairStore {
+    keys: EntryStore,
+    values: EntryStore,
+}
+
+/// The sizes of a store that never change.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct EntryShape {
+    pub(super) n_heads: usize,
+    pub(super) head_dim: usize,
+}
+
+impl PairStore {
+    /// Keys and values as the config stores them.
+    pub(super) fn new(
+        config: &CacheConfig,
+        n_rows: usize,
+        shape: EntryShape,
+        capacity: usize,
+        device: &Device,
+    ) -> Self {
+        let store = |format| EntryStore::new(format, n_rows, shape.n_heads, capacity, shape.head_dim, device);
+        Self {
+            keys: store(config.keys.format(config.group, shape.head_dim)),
+            values: store(config.values.format(config.group, shape.head_dim)),
+        }
+    }
+
+    /// Keys and values in f32.
+    pub(super) fn exact(n_rows: usize, shape: EntryShape, capacity: usize, device: &Device) -> Self {
+        let store = EntryStore::new(EntryFormat::F32, n_rows, shape.n_heads, capacity, shape.head_dim, device);
+        Self { keys: store.clone(), values: store }
+    }
+
+    pub(super) fn capacity(&self) -> usize {
+        self.keys.capacity()
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        self.keys.bytes() + self.values.bytes()
+    }
+
+    /// Bytes of one entry of one row.
+    pub(super) fn entry_bytes(&self) -> usize {
+        self.keys.entry_bytes() + self.values.entry_bytes()
+    }
+
+    /// `keys`, `values`: `[b, H, n, K]`; see [`EntryStore::write`].
+    pub(super) fn write(&mut self, rows: &[usize], offsets: &[usize], keys: Tensor<4>, values: Tensor<4>) {
+        self.keys.write(rows, offsets, keys);
+        self.values.write(rows, offsets, values);
+    }
+
+    pub(super) fn read(&self, rows: &[usize], start: usize, end: usize) -> Segment {
+        Segment { keys: self.keys.read(rows, start, end), values: self.values.read(rows, start, end) }
+    }
+
+    pub(super) fn resize(&mut self, keep: usize, capacity: usize) {
+        self.keys.resize(keep, capacity);
+        self.values.resize(keep, capacity);
+    }
+
+    pub(super) fn gather_to_front(&mut self, row: usize, slots: &[usize]) {
+        self.keys.gather_to_front(row, slots);
+        self.values.gather_to_front(row, slots);
+    }
+
+    pub(super) fn select_rows(&mut self, rows: &[usize]) {
+        self.keys.select_rows(rows);
+        self.values.select_rows(rows);
+    }
+}

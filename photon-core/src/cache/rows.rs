@@ -1,0 +1,93 @@
+//! What a cache knows of one row: which positions it holds, where they lie, and what a policy has noted of them.
+
+use serde::{Deserialize, Serialize};
+
+use super::policy::EntryStats;
+
+/// The entries of a row, by rising position: first those shared with other rows, then those in the main store, then
+/// the newest, in the tail.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(super) struct CachedRow {
+    /// Absolute positions of all entries.
+    positions: Vec<u32>,
+    /// Entries that other rows share.
+    pub(super) n_shared: usize,
+    /// Entries in the tail.
+    pub(super) n_tail: usize,
+    /// Slot of the oldest entry in the main store.
+    pub(super) start: usize,
+    /// What the policy has noted; empty where it ranks nothing.
+    pub(super) stats: Vec<EntryStats>,
+    /// Positions seen when a policy last evicted an entry.
+    pub(super) evicted_at: usize,
+}
+
+impl CachedRow {
+    pub(super) fn len(&self) -> usize {
+        self.positions.len()
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.positions.is_empty()
+    }
+
+    pub(super) fn positions(&self) -> impl DoubleEndedIterator<Item = usize> + ExactSizeIterator {
+        self.positions.iter().map(|&position| position as usize)
+    }
+
+    /// Entries in the main store.
+    pub(super) fn n_main(&self) -> usize {
+        self.len() - self.n_shared - self.n_tail
+    }
+
+    /// The first free slot of the main store.
+    pub(super) fn end(&self) -> usize {
+        self.start + self.n_main()
+    }
+
+    /// Takes note of new entries at the end of the row.
+    pub(super) fn push(&mut self, positions: &[usize], is_tail: bool) {
+        self.positions.extend(positions.iter().map(|&position| u32::try_from(position).expect("fewer than 2^32")));
+        self.n_tail += if is_tail { positions.len() } else { 0 };
+    }
+
+    /// Forgets the oldest `n` entries of the main store, which stay where they lie.
+    pub(super) fn drop_oldest_main(&mut self, n: usize) {
+        self.positions.drain(self.n_shared..self.n_shared + n);
+        if !self.stats.is_empty() {
+            self.stats.drain(self.n_shared..self.n_shared + n);
+        }
+        self.start = if self.n_main() == 0 { 0 } else { self.start + n };
+    }
+
+    /// Forgets all entries but those of the given places, rising; returns the slots to gather in the main store and
+    /// in the tail.
+    pub(super) fn keep(&mut self, places: &[usize]) -> (Vec<usize>, Vec<usize>) {
+        let first_tail = self.len() - self.n_tail;
+        let (n_shared, start) = (self.n_shared, self.start);
+        let main = places.iter().filter(|&&place| (n_shared..first_tail).contains(&place));
+        let main: Vec<usize> = main.map(|place| start + place - n_shared).collect();
+        let tail: Vec<usize> =
+            places.iter().filter(|&&place| place >= first_tail).map(|place| place - first_tail).collect();
+        self.positions = places.iter().map(|&place| self.positions[place]).collect();
+        if !self.stats.is_empty() {
+            self.stats = places.iter().map(|&place| std::mem::take(&mut self.stats[place])).collect();
+        }
+        self.n_tail = tail.len();
+        self.start = 0;
+        (main, tail)
+    }
+
+    /// Forgets the entries from `n_positions` on.
+    pub(super) fn truncate(&mut self, n_positions: usize) {
+        let n_kept = self.positions.partition_point(|&position| (position as usize) < n_positions);
+        let n_dropped = self.len() - n_kept;
+        self.positions.truncate(n_kept);
+        self.stats.truncate(n_kept);
+        self.n_tail = self.n_tail.saturating_sub(n_dropped);
+        self.n_shared = self.n_shared.min(n_kept);
+        if self.n_main() == 0 {
+            self.start = 0;
+        }
+    }
+}
