@@ -22,7 +22,7 @@
 //!
 //! The modules follow that order: [`tokenizer`], [`chunker`], [`encoder`], [`converter`], [`decoder`],
 //! [`photon`] (all stages together) and [`flat`] (the plain transformer built of the same blocks);
-//! [`state`] is what generation carries along, [`loss`] what training minimises.
+//! [`state`] is what generation carries along, [`advance`] what it may leave out, [`loss`] what training minimises.
 //!
 //! # Words and symbols
 //!
@@ -44,6 +44,7 @@
 //! feed-forward, G groups (chunks with their prefix), S positions of a group; lower case for a part of it.
 
 pub mod accounting;
+pub mod advance;
 pub mod allocator;
 pub mod atomic_file;
 pub mod checkpoint;
