@@ -14,7 +14,8 @@ use crate::nn::stack::{Stack, StackState};
 /// Chunker and causal transformer of one level.
 #[derive(Module, Debug)]
 pub struct Encoder {
-    chunker: Chunker,
+    /// From the units of a chunk to one vector.
+    pub chunker: Chunker,
     stack: Stack,
     chunk_len: usize,
     d_unit: usize,
@@ -25,7 +26,7 @@ pub struct Encoder {
 pub struct EncoderState {
     /// The units of the unfinished chunk, `[B, 1, C, D_in]`.
     pub(crate) unfinished: RowStore,
-    /// The transformer's.
+    /// The transformer's; without caches once an advance rule has done without it.
     pub(crate) stack: StackState,
 }
 
@@ -65,6 +66,25 @@ impl Encoder {
         n_before: &[usize],
         units: Tensor<3>,
     ) -> Option<Tensor<3>> {
+        let chunks = self.gather(state, rows, n_before, units)?; // [b, m, D]
+        let n_chunks = chunks.dims()[1];
+        let positions: Vec<Vec<usize>> =
+            n_before.iter().map(|n| n / self.chunk_len).map(|first| (first..first + n_chunks).collect()).collect();
+        Some(self.stack.step(chunks, &mut state.stack, rows, &positions))
+    }
+
+    /// As [`Encoder::extend`] without the transformer: the chunker's output for the chunks that complete, if any.
+    ///
+    /// # Shapes
+    ///
+    /// `[b, n, D_in] -> [b, m, D]` for `b` rows of the state
+    pub fn gather(
+        &self,
+        state: &mut EncoderState,
+        rows: &[usize],
+        n_before: &[usize],
+        units: Tensor<3>,
+    ) -> Option<Tensor<3>> {
         let [batch, n_new, d_unit] = units.dims();
         let n_waiting = n_before[0] % self.chunk_len;
         let n_chunks = (n_waiting + n_new) / self.chunk_len;
@@ -87,10 +107,7 @@ impl Encoder {
             let left = units.clone().narrow(1, n_used, n_left).reshape([batch, 1, n_left, d_unit]);
             state.unfinished.write(rows, &vec![0; batch], left);
         }
-        let chunks = self.chunker.forward(units.narrow(1, 0, n_used)); // [b, m, D]
-        let positions: Vec<Vec<usize>> =
-            n_before.iter().map(|n| n / self.chunk_len).map(|first| (first..first + n_chunks).collect()).collect();
-        Some(self.stack.step(chunks, &mut state.stack, rows, &positions))
+        Some(self.chunker.forward(units.narrow(1, 0, n_used))) // [b, m, D]
     }
 
     /// The state before any unit.
@@ -103,6 +120,11 @@ impl Encoder {
 }
 
 impl EncoderState {
+    /// Gives up the transformer's caches; the units of the unfinished chunk stay.
+    pub(crate) fn release_caches(&mut self) {
+        self.stack.caches = Vec::new();
+    }
+
     /// Keeps the given rows, in the given order.
     pub(crate) fn select_rows(&mut self, rows: &[usize]) {
         self.unfinished.select_rows(rows);

@@ -22,7 +22,7 @@
 //!
 //! The modules follow that order: [`tokenizer`], [`chunker`], [`encoder`], [`converter`], [`decoder`],
 //! [`photon`] (all stages together) and [`flat`] (the plain transformer built of the same blocks);
-//! [`state`] is what generation carries along, [`loss`] what training minimises.
+//! [`state`] is what generation carries along, [`advance`] what it may leave out, [`loss`] what training minimises.
 //!
 //! # Words and symbols
 //!

@@ -135,8 +135,9 @@ impl Model {
 
     /// Takes up new tokens of `rows`, any number at least 1 for each, and returns the logits of the next.
     ///
-    /// Rows stand wherever they stand: those with equal work run together. This is the `hierarchical` advance
-    /// rule, so the logits are those of the training forward.
+    /// Rows stand wherever they stand: those with equal work run together. As long as the state's advance rule is
+    /// `hierarchical`, the logits are those of the training forward. Under the others tokens go through one by one, so
+    /// that under every rule it does not matter how they are cut into calls.
     ///
     /// # Shapes
     ///

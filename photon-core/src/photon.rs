@@ -9,11 +9,15 @@
 //! With L = 2, C = (2, 2) and tokens t0...t7, the logits of t6: top latent 0 (of t0...t3) conditions the second
 //! meta-chunk; decoder 2 reads the level-1 latent of (t4, t5) and emits the conditioning of (t6, t7); the token
 //! decoder starts from that prefix. Seen: t0...t5. The logits of t7 have seen t6 besides.
+//!
+//! Generation may put something cheaper in the place of the latents below the top: [`crate::advance`].
 
 use burn::module::{Module, Param};
 use burn::nn::{Embedding, Linear};
-use burn::tensor::{Int, Tensor};
+use burn::tensor::{DType, Int, Tensor};
 
+use crate::advance::AdvanceRule;
+use crate::cache::row_store::RowStore;
 use crate::config::PhotonConfig;
 use crate::decoder::{Decoder, DecoderInput, Wanted};
 use crate::encoder::Encoder;
@@ -29,11 +33,16 @@ use crate::state::PhotonState;
 /// PHOTON, arXiv 2512.20687 v2; where the paper is silent, `ARCHITECTURE.md` says what was chosen.
 #[derive(Module, Debug)]
 pub struct Photon {
-    encoder_embedding: Embedding,
-    encoders: Vec<Encoder>,
-    start_latent: Param<Tensor<1>>,
-    decoders: Vec<Decoder>,
-    decoder_embedding: Embedding,
+    /// The tokens as the first chunker reads them.
+    pub encoder_embedding: Embedding,
+    /// Finest first.
+    pub encoders: Vec<Encoder>,
+    /// Stands for the top latent before the first, `[D_L]`.
+    pub start_latent: Param<Tensor<1>>,
+    /// Finest first.
+    pub decoders: Vec<Decoder>,
+    /// The tokens as the token decoder reads them.
+    pub decoder_embedding: Embedding,
     head: Linear,
     #[module(skip)]
     config: PhotonConfig,
@@ -117,19 +126,18 @@ impl Photon {
         let decoder_start = |(index, decoder): (usize, &Decoder)| {
             decoder.start(n_rows, plan.cache(Stage::Decoder(index + 1)), plan.activations, &device)
         };
+        let emitted = |level| RowStore::new([n_rows, 1, 1, self.config.width(level)], DType::F32, &device);
         let mut state = PhotonState {
             n_tokens: vec![0; n_rows],
+            rule: AdvanceRule::Hierarchical,
             encoders: self.encoders.iter().enumerate().map(encoder_start).collect(),
+            emitted: (1..self.config.n_levels()).map(emitted).collect(),
             decoders: self.decoders.iter().enumerate().map(decoder_start).collect(),
         };
         let rows: Vec<usize> = (0..n_rows).collect();
-        let n_before = vec![0; n_rows];
-        let mut conditioning = self.start(n_rows); // [B, 1, D_L]
-        for (decoder, state) in self.decoders.iter().zip(&mut state.decoders).rev() {
-            let input = DecoderInput { units: None, conditioning: Some(conditioning) };
-            conditioning = decoder.extend(state, &rows, &n_before, input, Wanted::Newest); // [B, 1, D_below]
-        }
-        (state, newest(conditioning))
+        let no_units = vec![None; self.decoders.len()];
+        let hidden = self.descend(&mut state, &rows, no_units, Some(self.start(n_rows)));
+        (state, hidden)
     }
 
     /// Takes up tokens of `rows` whose work is equal (see [`Photon::work`]); returns the hidden state of the next.
@@ -138,28 +146,80 @@ impl Photon {
     ///
     /// `[b, n] -> [b, D_0]`
     pub fn extend(&self, state: &mut PhotonState, rows: &[usize], token_ids: Tensor<2, Int>) -> Tensor<2> {
+        match state.rule {
+            AdvanceRule::Hierarchical => self.take_up(state, rows, token_ids),
+            // What stands for a unit may be emitted by the very step that takes up the token before it.
+            AdvanceRule::Chunk | AdvanceRule::Recursive => {
+                let steps = token_ids.split(1, 1).into_iter().map(|token| self.take_up(state, rows, token));
+                steps.last().expect("a call brings at least one token")
+            }
+        }
+    }
+
+    fn take_up(&self, state: &mut PhotonState, rows: &[usize], token_ids: Tensor<2, Int>) -> Tensor<2> {
         let n_new = token_ids.dims()[1];
 
-        // Up: a level's encoder runs when chunks of it complete.
+        // Up: a level has new units when chunks of the level below complete.
         let mut units = vec![Some(self.decoder_embedding.forward(token_ids.clone()))]; // [b, n, D_0]
         let mut below = Some(self.encoder_embedding.forward(token_ids)); // [b, n, D_embed]
-        for (level, (encoder, encoder_state)) in self.encoders.iter().zip(&mut state.encoders).enumerate() {
-            let n_before = units_before(&self.config, &state.n_tokens, rows, level);
-            below = below.and_then(|units| encoder.extend(encoder_state, rows, &n_before, units)); // [b, m_l, D_l]
+        for level in 1..=self.encoders.len() {
+            below = below.and_then(|new| self.complete(state, rows, level, new)); // [b, m_l, D_l]
             units.push(below.clone());
         }
 
-        // Down: new top latents condition new groups; a level without new units has nothing to do.
-        let mut conditioning = below;
-        for (level, decoder) in self.decoders.iter().enumerate().rev() {
-            if let Some(contents) = units.swap_remove(level) {
-                let n_before = units_before(&self.config, &state.n_tokens, rows, level);
-                let input = DecoderInput { units: Some(contents), conditioning };
-                let decoder_state = &mut state.decoders[level];
-                conditioning = Some(decoder.extend(decoder_state, rows, &n_before, input, self.wanted(level)));
-            }
-        }
+        // Down: new top latents condition new groups.
+        let top = units.pop().flatten();
+        let hidden = self.descend(state, rows, units, top);
         rows.iter().for_each(|&row| state.n_tokens[row] += n_new);
+        hidden
+    }
+
+    /// The units of `level` that complete with new units of the level below, if any.
+    ///
+    /// # Shapes
+    ///
+    /// `[b, n, D_below] -> [b, m, D_level]`
+    fn complete(&self, state: &mut PhotonState, rows: &[usize], level: usize, below: Tensor<3>) -> Option<Tensor<3>> {
+        let n_before = units_before(&self.config, &state.n_tokens, rows, level - 1);
+        let (encoder, encoder_state) = (&self.encoders[level - 1], &mut state.encoders[level - 1]);
+        match state.rule {
+            AdvanceRule::Chunk if level < self.encoders.len() => encoder.gather(encoder_state, rows, &n_before, below),
+            AdvanceRule::Recursive if level < self.encoders.len() => {
+                let chunk_len = self.config.levels[level - 1].chunk_len;
+                (n_before[0] + 1).is_multiple_of(chunk_len).then(|| state.emitted_for(level, rows))
+            }
+            _ => encoder.extend(encoder_state, rows, &n_before, below),
+        }
+    }
+
+    /// Unfolds new top latents and takes up new units, level by level; returns the newest hidden state.
+    ///
+    /// `units[l]` holds the new units of level l; a level with neither units nor conditioning has nothing to do.
+    ///
+    /// # Shapes
+    ///
+    /// `units[l]: [b, n_l, D_l]`, `top: [b, g, D_L] -> [b, D_0]`
+    fn descend(
+        &self,
+        state: &mut PhotonState,
+        rows: &[usize],
+        units: Vec<Option<Tensor<3>>>,
+        top: Option<Tensor<3>>,
+    ) -> Tensor<2> {
+        let mut conditioning = top;
+        for (level, (decoder, contents)) in self.decoders.iter().zip(units).enumerate().rev() {
+            if contents.is_none() && conditioning.is_none() {
+                continue;
+            }
+            let n_before = units_before(&self.config, &state.n_tokens, rows, level);
+            let input = DecoderInput { units: contents, conditioning };
+            let decoder_state = &mut state.decoders[level];
+            let emitted = decoder.extend(decoder_state, rows, &n_before, input, self.wanted(level)); // [b, n_l, D_l]
+            if level > 0 {
+                state.keep_emitted(level, rows, newest(emitted.clone()));
+            }
+            conditioning = Some(emitted);
+        }
         newest(conditioning.expect("new tokens are new units of level 0"))
     }
 

@@ -1,8 +1,11 @@
 //! What generation carries from token to token: one field per stage, mirroring the models.
 
+use burn::tensor::Tensor;
 use serde::Serialize;
 
+use crate::advance::{AdvanceError, AdvanceRule};
 use crate::cache::kv_cache::KvCache;
+use crate::cache::row_store::RowStore;
 use crate::decoder::DecoderState;
 use crate::encoder::EncoderState;
 use crate::infer_config::Stage;
@@ -22,7 +25,11 @@ pub enum State {
 pub struct PhotonState {
     /// Tokens taken up so far, by row.
     pub(crate) n_tokens: Vec<usize>,
+    /// How the units of further tokens are made.
+    pub(crate) rule: AdvanceRule,
     pub(crate) encoders: Vec<EncoderState>,
+    /// What stands in for the unit under way of each level from 1 to L-1: what was emitted for it, `[B, 1, 1, D]`.
+    pub(crate) emitted: Vec<RowStore>,
     pub(crate) decoders: Vec<DecoderState>,
 }
 
@@ -71,12 +78,37 @@ impl State {
         }
     }
 
+    /// How the units of further tokens are made.
+    pub fn advance_rule(&self) -> AdvanceRule {
+        match self {
+            Self::Photon(state) => state.rule,
+            Self::Flat(_) => AdvanceRule::Hierarchical,
+        }
+    }
+
+    /// Makes the units of further tokens by `rule`, in all rows, wherever they stand.
+    ///
+    /// A state begins as `hierarchical`; a light rule gives up the caches of all encoders below the top. Asking for
+    /// the rule that holds changes nothing.
+    ///
+    /// # Errors
+    ///
+    /// A rule that needs what the present one has not kept, a light rule for a flat model. The state is as before.
+    pub fn switch_rule(&mut self, rule: AdvanceRule) -> Result<(), AdvanceError> {
+        match self {
+            Self::Photon(state) => state.switch_rule(rule),
+            Self::Flat(_) if rule == AdvanceRule::Hierarchical => Ok(()),
+            Self::Flat(_) => Err(AdvanceError::Flat { wanted: rule }),
+        }
+    }
+
     /// Keeps the given rows, in the given order; a row may be taken several times.
     pub fn select_rows(&mut self, rows: &[usize]) {
         match self {
             Self::Photon(state) => {
                 state.n_tokens = rows.iter().map(|&row| state.n_tokens[row]).collect();
                 state.encoders.iter_mut().for_each(|encoder| encoder.select_rows(rows));
+                state.emitted.iter_mut().for_each(|emitted| emitted.select_rows(rows));
                 state.decoders.iter_mut().for_each(|decoder| decoder.select_rows(rows));
             }
             Self::Flat(state) => {
@@ -102,6 +134,32 @@ impl State {
                     .collect()
             }
         }
+    }
+}
+
+impl PhotonState {
+    fn switch_rule(&mut self, rule: AdvanceRule) -> Result<(), AdvanceError> {
+        if rule < self.rule {
+            return Err(AdvanceError::NoWayBack { current: self.rule, wanted: rule });
+        }
+        self.rule = rule;
+        if rule != AdvanceRule::Hierarchical {
+            let below_top = self.encoders.len() - 1;
+            self.encoders[..below_top].iter_mut().for_each(EncoderState::release_caches);
+        }
+        Ok(())
+    }
+
+    /// What was emitted for the unit under way of `level`, from 1 to L-1: `[b, 1, D]`.
+    pub(crate) fn emitted_for(&self, level: usize, rows: &[usize]) -> Tensor<3> {
+        let emitted: Tensor<4> = self.emitted[level - 1].read(rows, 0, 1);
+        emitted.squeeze_dim(1)
+    }
+
+    /// Keeps what is emitted for the next unit of `level`, from 1 to L-1: `[b, D]`.
+    pub(crate) fn keep_emitted(&mut self, level: usize, rows: &[usize], emitted: Tensor<2>) {
+        let [batch, d_model] = emitted.dims();
+        self.emitted[level - 1].write(rows, &vec![0; batch], emitted.reshape([batch, 1, 1, d_model]));
     }
 }
 

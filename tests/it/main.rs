@@ -6,6 +6,7 @@
 )]
 
 mod accounting;
+mod advance;
 mod bad_input;
 mod causality;
 mod commands;
