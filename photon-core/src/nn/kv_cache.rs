@@ -78,7 +78,7 @@ impl KvCache {
         let n_new = positions[0].len();
         // A call may skip positions, such as the groups before the newest.
         for (&row, new) in rows.iter().zip(positions) {
-            self.rows[row].drop_before(self.span.first_visible(new[0]));
+            self.drop_dead(row, new[0]);
         }
         self.make_room(rows, n_new);
         let offsets: Vec<usize> = rows.iter().map(|&row| self.rows[row].end()).collect();
@@ -96,7 +96,7 @@ impl KvCache {
             mask: self.mask(rows, positions, start, end),
         };
         for (&row, new) in rows.iter().zip(positions) {
-            self.rows[row].drop_before(self.span.first_visible(new[n_new - 1] + 1));
+            self.drop_dead(row, new[n_new - 1] + 1);
         }
         self.give_back_room();
         visible
@@ -128,6 +128,23 @@ impl KvCache {
         self.keys.select_rows(rows);
         self.values.select_rows(rows);
         self.rows = rows.iter().map(|&row| self.rows[row].clone()).collect();
+    }
+
+    /// Forgets the entries of `row` that no position from `next_query` on can see.
+    fn drop_dead(&mut self, row: usize, next_query: usize) {
+        let span = self.span;
+        let cached = &mut self.rows[row];
+        cached.drop_before(span.first_visible(next_query));
+        // Only a strided span has holes; closing them costs about as much as looking at the entries.
+        if matches!(span, Span::Strided { .. }) && !cached.positions.iter().all(|&key| span.is_live(key, next_query)) {
+            let start = cached.start;
+            let is_live = |&(_, &key): &(usize, &usize)| span.is_live(key, next_query);
+            let (slots, positions): (Vec<_>, _) =
+                cached.positions.iter().enumerate().filter(is_live).map(|(index, &key)| (start + index, key)).unzip();
+            *cached = CachedRow { start: 0, positions };
+            self.keys.gather_to_front(row, &slots);
+            self.values.gather_to_front(row, &slots);
+        }
     }
 
     fn make_room(&mut self, rows: &[usize], n_new: usize) {
@@ -232,6 +249,21 @@ mod tests {
         for position in 0..10 {
             cache.append(&[0], &[vec![position]], entry(0.0, &device), entry(0.0, &device));
             assert_eq!(cache.n_entries(0), (position + 1) % 3);
+        }
+    }
+
+    #[test]
+    fn a_stride_keeps_the_entries_that_are_seen_again() {
+        let device = Device::flex();
+        let span = Span::Strided { window: 3, sinks: 1, block: 2, every: 3 };
+        let mut cache = KvCache::new(1, 1, 2, span, &device);
+        for position in 0..30 {
+            let new = entry(position as f32, &device);
+            let visible = cache.append(&[0], &[vec![position]], new.clone(), new);
+            let seen = (0..=position).filter(|&key| span.sees(position, key));
+            let keys: Vec<f32> = visible.keys.try_to_vec_as().unwrap();
+            assert_eq!(keys, seen.flat_map(|p| [p as f32; 2]).collect::<Vec<_>>());
+            assert_eq!(cache.n_entries(0), span.live_entries(position + 1));
         }
     }
 

@@ -82,6 +82,12 @@ impl RowStore {
         self.write(&[row], &[0], moved);
     }
 
+    /// Moves the given positions of one row to its beginning.
+    pub fn gather_to_front(&mut self, row: usize, positions: &[usize]) {
+        let gathered = self.read(&[row], 0, self.capacity()).select(2, row_indices(positions, &self.device()));
+        self.write(&[row], &[0], gathered);
+    }
+
     /// Keeps the given rows, in the given order.
     pub fn select_rows(&mut self, rows: &[usize]) {
         let indices = row_indices(rows, &self.values.device());
@@ -116,9 +122,11 @@ mod tests {
         assert_eq!(values(&store), [0.0, 0.0, 2.0, 0.0, 0.0, 0.0, 0.0, 1.0, 0.0]);
         store.move_to_front(0, 1, 3);
         assert_eq!(values(&store)[..3], [0.0, 2.0, 2.0]);
+        store.gather_to_front(2, &[1]);
+        assert_eq!(values(&store)[6..], [1.0, 1.0, 0.0]);
         store.resize(2, 4);
         assert_eq!(store.capacity(), 4);
         store.select_rows(&[2, 0]);
-        assert_eq!(values(&store), [0.0, 1.0, 0.0, 0.0, 0.0, 2.0, 0.0, 0.0]);
+        assert_eq!(values(&store), [1.0, 1.0, 0.0, 0.0, 0.0, 2.0, 0.0, 0.0]);
     }
 }

@@ -83,7 +83,7 @@ impl Stack {
         let device = x.device();
         let positions = [(0..n_positions).collect()];
         let rotation = self.rotation(&positions, &device);
-        let mask: SequenceMask = sequence_mask(self.spec.span, batch, n_positions, &device);
+        let mask: SequenceMask = sequence_mask(&self.spec, batch, n_positions, &device);
         let x = self.blocks.iter().fold(x, |x, block| {
             block.run(x, |attention, x| attention.forward(x, rotation.as_ref(), &mask)) // [B, N, D]
         });
