@@ -12,7 +12,7 @@ use toml::{Table, Value};
 use crate::config::{ConfigError, ModelConfig};
 
 /// Keys whose value is one of several variants: another variant replaces it, whatever fields it had.
-const VARIANT_KEYS: [&str; 3] = ["attention", "positions", "held_out"];
+const VARIANT_KEYS: [&str; 4] = ["attention", "pick", "positions", "held_out"];
 
 /// How deep `base` files may nest: a ring of files is an error, not a hang.
 const MAX_BASES: usize = 16;
@@ -263,6 +263,9 @@ mod tests {
         assert_eq!(table["attention"].to_string(), "{ stream = { window = 4 } }");
         let table = load_table(&variant, &["attention=full".into(), "attention.window.units=5".into()]).unwrap();
         assert_eq!(table["attention"].to_string(), "{ window = { units = 5 } }");
+        let sparse = "attention.sparse={ window = 2, pick = { every = 2 } }".into();
+        let table = load_table(&variant, &[sparse, "attention.sparse.pick.top=3".into()]).unwrap();
+        assert_eq!(table["attention"]["sparse"].to_string(), "{ pick = { top = 3 }, window = 2 }");
         assert!(load_table(&variant, &["optimizer.learning_rate.x=1".into()]).is_err());
     }
 

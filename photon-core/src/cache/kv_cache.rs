@@ -27,6 +27,7 @@ use super::policy::{EntryStats, Evidence, Ranking, Schedule, kept};
 use super::reach::Reach;
 use super::rows::CachedRow;
 use super::shared::Shared;
+use crate::nn::block_pick::BlockPick;
 use crate::nn::span::Span;
 
 /// Entries by which a cache grows at least.
@@ -42,6 +43,7 @@ const SEQ: usize = 2;
 pub struct KvCache {
     config: CacheConfig,
     reach: Reach,
+    pick: Option<BlockPick>,
     n_newest: usize,
     shape: EntryShape,
     /// Entries that forks of one row share.
@@ -71,8 +73,10 @@ pub struct LayerShape {
     pub n_kv_heads: usize,
     /// Width of a head.
     pub head_dim: usize,
-    /// What attention sees.
+    /// What attention can see.
     pub span: Span,
+    /// What it looks at, where that depends on contents.
+    pub pick: Option<BlockPick>,
     /// Newest entries that no policy evicts.
     pub n_newest: usize,
 }
@@ -121,6 +125,7 @@ impl KvCache {
             (config.residual > 0).then(|| PairStore::exact(n_rows, shape, config.residual + 2 * config.block, device));
         Self {
             reach,
+            pick: layer.pick,
             n_newest: layer.n_newest,
             shape,
             shared: None,
@@ -311,13 +316,22 @@ impl KvCache {
         let n_groups = n_heads / self.shape.n_heads;
         // Query heads that share keys and values go through one product as if they were more queries.
         let grouped = [batch, self.shape.n_heads, n_groups * n_queries, head_dim];
-        let mask = self.mask(rows, positions, &columns);
+        let segments = self.segments(rows, &columns);
+        let mask = match self.pick {
+            None => self.mask(rows, positions, &columns),
+            Some(pick) => {
+                // Nothing leaves such a cache, so column `i` holds position `i`.
+                let keys = segments.iter().map(|segment| unpack(segment.keys.clone())).collect();
+                let fixed = pick.fixed_mask(positions, columns.len(), &self.device);
+                pick.mask(fixed, queries.clone(), Tensor::cat(keys, SEQ), positions)
+            }
+        };
         let mask = if n_groups > 1 { mask.repeat_dim(SEQ, n_groups) } else { mask };
         let sinks = sinks.map(|sinks| {
             let sinks = sinks.reshape([1, n_heads, 1, 1]).expand([1, n_heads, n_queries, 1]);
             sinks.reshape([1, self.shape.n_heads, n_groups * n_queries, 1])
         });
-        let (queries, segments) = (queries.reshape(grouped), self.segments(rows, &columns));
+        let queries = queries.reshape(grouped);
         let out = match self.config.policy.ranking().map(Ranking::evidence) {
             Some(Evidence::Weights) => {
                 let (out, weights) = attend_with_weights(queries, &segments, mask, sinks);
