@@ -23,7 +23,7 @@ use super::entries::Segment;
 use super::error::CacheError;
 use super::pack::unpack;
 use super::pair_store::{EntryShape, PairStore};
-use super::policy::{EntryStats, Evidence, Ranking, Schedule, kept};
+use super::policy::{EntryStats, Evidence, Query, Ranking, Schedule, kept};
 use super::reach::Reach;
 use super::rows::CachedRow;
 use super::shared::Shared;
@@ -240,7 +240,8 @@ impl KvCache {
         };
         if let Some(ranking) = self.config.policy.ranking() {
             let policy = self.config.policy.name();
-            if row.evicted_at > n_positions {
+            // Where attention drops entries as well, what is missing cannot be told from what was evicted.
+            if row.evicted_at > n_positions || (row.evicted_at > 0 && !self.reach.is_full()) {
                 return Err(CacheError::Evicted { n_positions, policy });
             }
             if ranking.evidence() == Evidence::Weights {
@@ -405,9 +406,11 @@ impl KvCache {
         if n_dead == 0 {
             return;
         }
+        // What is dead must not be ranked.
+        let can_wait = self.config.policy.ranking().is_none() && n_dead < cached.len();
         if n_dead == n_oldest && n_dead <= cached.n_main() && cached.n_shared == 0 {
             self.rows[row].drop_oldest_main(n_dead);
-        } else if n_dead >= self.config.block || n_dead == cached.len() {
+        } else if n_dead >= self.config.block || !can_wait {
             let live: Vec<usize> = (0..is_live.len()).filter(|&place| is_live[place]).collect();
             self.keep(row, &live);
         }
@@ -493,8 +496,10 @@ impl KvCache {
             for (&query, line) in queries.iter().zip(lines.by_ref().take(n_queries)) {
                 let weights: Vec<f32> = of_row.iter().map(|&column| line[column]).collect();
                 // Entries after the query have no weight, and nothing to be noted.
-                let n_seen = cached.stats.partition_point(|entry| entry.position <= query);
-                ranking.observe(&mut cached.stats[..n_seen], &weights[..n_seen], query);
+                let n_known = cached.stats.partition_point(|entry| entry.position <= query);
+                let n_seen = cached.positions().filter(|&key| self.reach.sees(query, key)).count();
+                let told = Query { position: query, n_seen };
+                ranking.observe(&mut cached.stats[..n_known], &weights[..n_known], told);
             }
         }
     }
@@ -629,3 +634,6 @@ fn key_norms(keys: &Tensor<4>) -> Vec<Vec<f32>> {
     let norms: Vec<f32> = squares.sqrt().try_into_vec_as().expect("norms are f32");
     norms.chunks(n_new).take(batch).map(<[f32]>::to_vec).collect()
 }
+
+#[cfg(test)]
+mod tests;
