@@ -10,4 +10,5 @@
 
 pub mod bench;
 pub mod generate;
+pub mod session;
 pub mod text_stream;
