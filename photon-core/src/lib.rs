@@ -46,6 +46,7 @@
 pub mod accounting;
 pub mod allocator;
 pub mod atomic_file;
+pub mod cache;
 pub mod checkpoint;
 pub mod chunker;
 pub mod config;
