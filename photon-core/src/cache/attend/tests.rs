@@ -151,10 +151,9 @@ fn many_queries_and_parameters_in_f32_go_by_the_stock_way() {
         }
         dense => dense,
     };
-    let as_without_f16 = few.clone().map(|segment| Segment {
-        keys: with_f32_params(&segment.keys),
-        values: with_f32_params(&segment.values),
-    });
+    let as_without_f16 = few
+        .clone()
+        .map(|segment| Segment { keys: with_f32_params(&segment.keys), values: with_f32_params(&segment.values) });
     let [keys, values] = whole(&few);
     for (n_queries, segments, is_native) in [(1, &few, true), (200, &few, false), (1, &as_without_f16, false)] {
         let q = normal([1, 2, n_queries, 52], 5);
