@@ -7,7 +7,7 @@ use rayon::prelude::*;
 use super::kernels;
 use crate::cache::entries::Segment;
 use crate::cache::flex::{self, Lines};
-use crate::cache::heads::{Head, OpenEntries, are_readable};
+use crate::cache::heads::{OpenEntries, are_readable};
 use crate::cache::vectorized::vectorized;
 
 /// Queries for which reading entries in place is faster than unpacking them for a matrix product.
@@ -34,15 +34,25 @@ pub(super) fn attend(
     let segments: Vec<_> = segments.iter().cloned().map(OpenSegment::new).collect();
     let n_entries: usize = segments.iter().map(|segment| segment.n_entries).sum();
     assert!(n_entries > 0, "no entries to attend to");
-    let call = Call { q: Lines::floats(q), segments, mask: Lines::floats(mask), sinks: sinks.map(Lines::floats) };
+    let call = Call {
+        n_entries,
+        head_dim,
+        q: Lines::floats(q),
+        segments,
+        mask: Lines::floats(mask),
+        sinks: sinks.map(Lines::floats),
+    };
 
     let mut out = vec![0.0; batch * n_heads * n_queries * head_dim];
     let mut weights = vec![0.0; batch * n_heads * n_queries * n_entries];
-    let min_heads = PARALLEL_WORK.div_ceil(2 * n_queries * n_entries * head_dim);
-    let heads = out.par_chunks_mut(n_queries * head_dim).zip(weights.par_chunks_mut(n_queries * n_entries));
-    heads.enumerate().with_min_len(min_heads).for_each(|(index, (out, weights))| {
-        let (row, head) = (index / n_heads, index % n_heads);
-        vectorized(AttendHead { call: &call, row, head, n_entries, head_dim, weights, out });
+    let n_together = heads_together(batch, n_heads);
+    let parts = n_heads / n_together;
+    let min_parts = PARALLEL_WORK.div_ceil(2 * n_together * n_queries * n_entries * head_dim);
+    let outs = out.par_chunks_mut(n_together * n_queries * head_dim);
+    let all_weights = weights.par_chunks_mut(n_together * n_queries * n_entries);
+    outs.zip(all_weights).enumerate().with_min_len(min_parts).for_each(|(index, (out, weights))| {
+        let (row, first_head) = (index / parts, index % parts * n_together);
+        vectorized(AttendHeads { call: &call, row, first_head, n_together, weights, out });
     });
     (
         flex::from_floats(TensorData::new(out, [batch, n_heads, n_queries, head_dim])),
@@ -50,7 +60,16 @@ pub(super) fn attend(
     )
 }
 
+/// Heads of a row that one thread works on: as many as leave a part for each thread, because the heads of a packed entry
+/// lie side by side.
+fn heads_together(batch: usize, n_heads: usize) -> usize {
+    let leaves_enough = |&n: &usize| n_heads.is_multiple_of(n) && batch * n_heads / n >= rayon::current_num_threads();
+    (1..=n_heads).rev().find(leaves_enough).unwrap_or(1)
+}
+
 struct Call {
+    n_entries: usize,
+    head_dim: usize,
     q: Lines,
     segments: Vec<OpenSegment>,
     mask: Lines,
@@ -71,60 +90,78 @@ impl OpenSegment {
     }
 }
 
-/// One head in one row of the batch.
-struct AttendHead<'a> {
+/// Some heads in one row of the batch.
+struct AttendHeads<'a> {
     call: &'a Call,
     row: usize,
-    head: usize,
-    n_entries: usize,
-    head_dim: usize,
-    /// `[N, E]`: first scores, then their softmax.
+    first_head: usize,
+    n_together: usize,
+    /// `[heads, N, E]`: first scores, then their softmax.
     weights: &'a mut [f32],
-    /// `[N, K]`: zeros, to which values are added.
+    /// `[heads, N, K]`: zeros, to which values are added.
     out: &'a mut [f32],
 }
 
-impl WithSimd for AttendHead<'_> {
+impl WithSimd for AttendHeads<'_> {
     type Output = ();
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
-        let Self { call, row, head, n_entries, head_dim, weights, out } = self;
+        let Self { call, row, first_head, n_together, weights, out } = self;
+        let (n_entries, head_dim) = (call.n_entries, call.head_dim);
+        let n_queries = out.len() / (n_together * head_dim);
         let mut scratch = vec![0.0; BLOCK * head_dim];
-        for (stored, first, column, n) in blocks(call, |segment| segment.keys.head(row, head)) {
-            let keys = stored.block(first, n, &mut scratch);
-            for (query, scores) in weights.chunks_exact_mut(n_entries).enumerate() {
-                kernels::scores(simd, call.q.line(row, head, query), keys, &mut scores[column..column + n]);
+        for Stretch { segment, first, column, n } in stretches(&call.segments) {
+            for (index, weights) in weights.chunks_exact_mut(n_queries * n_entries).enumerate() {
+                let head = first_head + index;
+                let keys = segment.keys.head(row, head);
+                let keys = keys.block(first, n, &mut scratch);
+                for (query, scores) in weights.chunks_exact_mut(n_entries).enumerate() {
+                    kernels::scores(simd, call.q.line(row, head, query), keys, &mut scores[column..column + n]);
+                }
             }
         }
-        for (query, weights) in weights.chunks_exact_mut(n_entries).enumerate() {
+        for (line, weights) in weights.chunks_exact_mut(n_entries).enumerate() {
+            let (head, query) = (first_head + line / n_queries, line % n_queries);
             add_mask(weights, call.mask.line(row, head, query));
             let sink = call.sinks.as_ref().map_or(f32::NEG_INFINITY, |sinks| sinks.line(row, head, query)[0]);
             kernels::softmax(simd, weights, sink);
         }
-        for (stored, first, column, n) in blocks(call, |segment| segment.values.head(row, head)) {
-            let values = stored.block(first, n, &mut scratch);
-            for (weights, out) in weights.chunks_exact(n_entries).zip(out.chunks_exact_mut(head_dim)) {
-                kernels::add_weighted(simd, &weights[column..column + n], values, out);
+        for Stretch { segment, first, column, n } in stretches(&call.segments) {
+            let heads = weights.chunks_exact(n_queries * n_entries).zip(out.chunks_exact_mut(n_queries * head_dim));
+            for (index, (weights, out)) in heads.enumerate() {
+                let values = segment.values.head(row, first_head + index);
+                let values = values.block(first, n, &mut scratch);
+                for (weights, out) in weights.chunks_exact(n_entries).zip(out.chunks_exact_mut(head_dim)) {
+                    kernels::add_weighted(simd, &weights[column..column + n], values, out);
+                }
             }
         }
     }
 }
 
-/// The blocks of all segments: a head's storage, a first entry in it, its column among all entries, and a length.
-fn blocks<'a>(
-    call: &'a Call,
-    head: impl Fn(&'a OpenSegment) -> Head<'a>,
-) -> impl Iterator<Item = (Head<'a>, usize, usize, usize)> {
-    let starts = call.segments.iter().scan(0, |end, segment| {
+/// At most [`BLOCK`] entries of a segment.
+struct Stretch<'a> {
+    segment: &'a OpenSegment,
+    /// The first one's place in the segment.
+    first: usize,
+    /// The first one's place among the entries of all segments.
+    column: usize,
+    n: usize,
+}
+
+fn stretches(segments: &[OpenSegment]) -> impl Iterator<Item = Stretch<'_>> {
+    let starts = segments.iter().scan(0, |end, segment| {
         let start = *end;
         *end += segment.n_entries;
         Some((start, segment))
     });
-    starts.flat_map(move |(start, segment)| {
-        let stored = head(segment);
+    starts.flat_map(|(start, segment)| {
         let firsts = (0..segment.n_entries).step_by(BLOCK);
-        firsts.map(move |first| (stored, first, start + first, BLOCK.min(segment.n_entries - first)))
+        firsts.map(move |first| {
+            let n = BLOCK.min(segment.n_entries - first);
+            Stretch { segment, first, column: start + first, n }
+        })
     })
 }
 

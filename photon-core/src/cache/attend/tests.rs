@@ -165,9 +165,11 @@ fn many_queries_and_parameters_in_f32_go_by_the_stock_way() {
 
 #[test]
 fn work_for_several_threads_agrees() {
-    let segments = [segment([3, 4, 2100, 64], EntryFormat::Int8 { group: 64 }, EntryFormat::Int4 { group: 64 }, 1)];
-    let q = normal([3, 4, 2, 64], 5) / 8.0;
-    assert_agrees(&q, &segments, &no_mask(), None, "threads");
+    let (int8, int4) = (EntryFormat::Int8 { group: 64 }, EntryFormat::Int4 { group: 64 });
+    for batch in [1, 3] {
+        let segments = [segment([batch, 4, 2100, 64], int8, int4, 1)];
+        assert_agrees(&(normal([batch, 4, 2, 64], 5) / 8.0), &segments, &no_mask(), None, "threads");
+    }
 }
 
 #[test]

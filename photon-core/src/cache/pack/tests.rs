@@ -17,7 +17,7 @@ fn words(x: &Tensor<4, Int>) -> Vec<i32> {
     x.clone().try_to_vec_as().unwrap()
 }
 
-/// Checks both versions against each other and what they give back against `x`; `Some` are the stored entries.
+/// Checks both versions against each other and what they give back against `x`; returns what is stored.
 fn assert_packs(x: &Tensor<4>, packing: Packing) -> Packed {
     let (native, stock) = (native::pack(x.clone(), packing), stock::pack(x.clone(), packing));
     assert_eq!(words(&native.codes), words(&stock.codes), "{packing:?}");
