@@ -11,6 +11,7 @@ mod bad_input;
 mod causality;
 mod commands;
 mod equivalence;
+mod fidelity;
 mod gradients;
 mod import;
 mod programs;
