@@ -1,6 +1,7 @@
 //! What a model costs, as pure functions of its config: parameters, arithmetic, layer-positions, cache bytes.
 //!
 //! One multiply and one add are two FLOPs; only matrix products count, attention by the pairs that its span sees.
+//! Where blocks are picked by their scores, those are the most pairs that a pick can open, and the scores count too.
 //! Training is three forwards: the backward pass makes two products for each one.
 
 use crate::config::{ModelConfig, PhotonConfig, StackSpec};
@@ -59,6 +60,8 @@ pub struct CacheCost {
     pub tokens_per_entry: usize,
     /// The most entries that are kept; `None` where they grow with the context.
     pub max_entries: Option<usize>,
+    /// Where they grow, one entry in so many is kept for good.
+    pub kept_one_in: usize,
 }
 
 impl ModelCost {
@@ -84,11 +87,11 @@ impl ModelCost {
 }
 
 impl CacheCost {
-    /// Bytes that every further token adds.
+    /// Bytes that every further token adds, in the long run.
     pub fn growth_bytes_per_token(&self, dtype: CacheDtype) -> f64 {
         match self.max_entries {
             Some(_) => 0.0,
-            None => (self.numbers_per_entry * dtype.bytes()) as f64 / self.tokens_per_entry as f64,
+            None => (self.numbers_per_entry * dtype.bytes()) as f64 / (self.tokens_per_entry * self.kept_one_in) as f64,
         }
     }
 }
@@ -176,7 +179,13 @@ fn stack_cost(stage: String, spec: &StackSpec, n_positions: usize) -> StageCost 
     let matrices = 2 * d_model * d_model + 2 * d_model * d_kv + 3 * d_model * spec.d_ff;
     let vectors = 2 * d_model + if spec.sink { spec.n_heads } else { 0 };
     // Scores and their use: two products of a head's width for every pair that is seen.
-    let attention = 4 * spec.span.visible_pairs(n_positions) * d_model as u128;
+    let attention = match spec.pick {
+        None => 4 * spec.span.visible_pairs(n_positions) * d_model as u128,
+        Some(pick) => {
+            4 * pick.max_visible_pairs(n_positions) * d_model as u128
+                + 2 * pick.scored_pairs(n_positions) * d_kv as u128
+        }
+    };
     StageCost {
         stage,
         parameters: spec.n_layers * (matrices + vectors) + d_model,
@@ -191,5 +200,6 @@ fn stack_cache(stage: String, spec: &StackSpec, tokens_per_entry: usize) -> Cach
         numbers_per_entry: 2 * spec.n_layers * spec.n_kv_heads * spec.head_dim(),
         tokens_per_entry,
         max_entries: spec.span.max_entries(),
+        kept_one_in: spec.span.kept_one_in(),
     }
 }

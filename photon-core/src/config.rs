@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 
 pub use validate::ConfigError;
 
+use crate::nn::block_pick::BlockPick;
 use crate::nn::span::Span;
 
 /// Any model of this crate, told apart by the key `architecture`.
@@ -149,6 +150,27 @@ pub enum EncoderAttention {
     },
     /// The units so far of its own chunk one level up.
     Block,
+    /// The newest `window` units, itself included, the first `sinks`, and some blocks of those between.
+    Sparse {
+        /// Length of the window.
+        window: usize,
+        /// Units at the beginning that all later ones see. A learned `sink` is something else: it holds no unit.
+        sinks: usize,
+        /// Units in a block; blocks are counted from the first unit.
+        block: usize,
+        /// Which blocks.
+        pick: SparsePick,
+    },
+}
+
+/// Which blocks sparse attention sees.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub enum SparsePick {
+    /// The first block and every so many-th after it: of the rest of the cache one unit in so many is kept.
+    Every(usize),
+    /// So many blocks wholly before the window, those whose mean key fits the query best: all units are kept.
+    Top(usize),
 }
 
 /// What a decoder position sees.
@@ -214,8 +236,10 @@ pub struct StackSpec {
     pub n_kv_heads: usize,
     /// Inner width of the feed-forward.
     pub d_ff: usize,
-    /// Which earlier positions are seen.
+    /// Which earlier positions can be seen, and so which entries a cache keeps.
     pub span: Span,
+    /// Which of them are looked at, where that depends on their contents.
+    pub pick: Option<BlockPick>,
     /// How positions are told.
     pub positions: Positions,
     /// Whether heads have a learned sink.
@@ -282,12 +306,8 @@ impl PhotonConfig {
     /// The encoder stack of `level` (1-based).
     pub fn encoder_spec(&self, level: usize) -> StackSpec {
         let config = &self.levels[level - 1];
-        let span = match config.encoder.attention {
-            EncoderAttention::Full => Span::Full,
-            EncoderAttention::Window { units } => Span::Window { len: units },
-            EncoderAttention::Block => Span::Blocks { len: self.levels[level].chunk_len, back: 0 },
-        };
-        config.encoder.spec(config.d_model, span, self.norm_eps)
+        let parent_chunk_len = self.levels.get(level).map(|parent| parent.chunk_len);
+        config.encoder.spec(config.d_model, parent_chunk_len, self.norm_eps)
     }
 
     /// The decoder stack of `level` (1-based).
@@ -306,6 +326,7 @@ impl PhotonConfig {
             n_kv_heads: config.n_kv_heads.unwrap_or(config.n_heads),
             d_ff: config.d_ff,
             span,
+            pick: None,
             positions: config.positions,
             sink: config.sink,
             norm_eps: self.norm_eps,
@@ -314,7 +335,19 @@ impl PhotonConfig {
 }
 
 impl EncoderConfig {
-    fn spec(&self, d_model: usize, span: Span, norm_eps: f64) -> StackSpec {
+    /// The stack; without a parent there are no chunks to stay in.
+    fn spec(&self, d_model: usize, parent_chunk_len: Option<usize>, norm_eps: f64) -> StackSpec {
+        let (span, pick) = match self.attention {
+            EncoderAttention::Full => (Span::Full, None),
+            EncoderAttention::Window { units } => (Span::Window { len: units }, None),
+            EncoderAttention::Block => (parent_chunk_len.map_or(Span::Full, |len| Span::Blocks { len, back: 0 }), None),
+            EncoderAttention::Sparse { window, sinks, block, pick: SparsePick::Every(every) } => {
+                (Span::Strided { window, sinks, block, every }, None)
+            }
+            EncoderAttention::Sparse { window, sinks, block, pick: SparsePick::Top(top) } => {
+                (Span::Full, Some(BlockPick { window, sinks, block, top }))
+            }
+        };
         StackSpec {
             d_model,
             n_layers: self.n_layers,
@@ -322,6 +355,7 @@ impl EncoderConfig {
             n_kv_heads: self.n_kv_heads.unwrap_or(self.n_heads),
             d_ff: self.d_ff,
             span,
+            pick,
             positions: self.positions,
             sink: self.sink,
             norm_eps,
@@ -332,11 +366,7 @@ impl EncoderConfig {
 impl FlatConfig {
     /// The transformer stack.
     pub fn spec(&self) -> StackSpec {
-        let span = match self.stack.attention {
-            EncoderAttention::Window { units } => Span::Window { len: units },
-            _ => Span::Full,
-        };
-        self.stack.spec(self.d_model, span, self.norm_eps)
+        self.stack.spec(self.d_model, None, self.norm_eps)
     }
 }
 

@@ -13,7 +13,7 @@ use crate::config::{ConfigError, ModelConfig};
 use crate::infer_config::InferConfig;
 
 /// Keys whose value is one of several variants: another variant replaces it, whatever fields it had.
-const VARIANT_KEYS: [&str; 6] = ["attention", "positions", "held_out", "policy", "budget", "floor"];
+const VARIANT_KEYS: [&str; 7] = ["attention", "pick", "positions", "held_out", "policy", "budget", "floor"];
 
 /// How deep `base` files may nest: a ring of files is an error, not a hang.
 const MAX_BASES: usize = 16;
@@ -289,6 +289,9 @@ mod tests {
         assert_eq!(table["attention"].to_string(), "{ stream = { window = 4 } }");
         let table = load_table(&variant, &["attention=full".into(), "attention.window.units=5".into()]).unwrap();
         assert_eq!(table["attention"].to_string(), "{ window = { units = 5 } }");
+        let sparse = "attention.sparse={ window = 2, pick = { every = 2 } }".into();
+        let table = load_table(&variant, &[sparse, "attention.sparse.pick.top=3".into()]).unwrap();
+        assert_eq!(table["attention"]["sparse"].to_string(), "{ pick = { top = 3 }, window = 2 }");
         assert!(load_table(&variant, &["optimizer.learning_rate.x=1".into()]).is_err());
     }
 

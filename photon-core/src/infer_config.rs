@@ -313,6 +313,10 @@ fn check(stage: Stage, config: &CacheConfig, spec: &StackSpec, n_newest: usize) 
         }
         _ => {}
     }
+    if spec.pick.is_some() && (config.policy != PolicyConfig::Full || config.residual > 0) {
+        let fix = "attention that picks blocks by their scores needs all entries at hand: policy full and residual 0";
+        return error(&key("policy"), config.policy.name(), fix);
+    }
     let Some(ranking) = config.policy.ranking() else {
         return match config.floor {
             Some(floor) => error(&key("floor"), format!("{floor:?}"), "only a policy with a budget can be lowered"),

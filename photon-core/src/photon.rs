@@ -148,7 +148,7 @@ impl Photon {
     pub fn extend(&self, state: &mut PhotonState, rows: &[usize], token_ids: Tensor<2, Int>) -> Tensor<2> {
         match state.rule {
             AdvanceRule::Hierarchical => self.take_up(state, rows, token_ids),
-            // What stands for a unit may be emitted by the very step that takes up the token before it.
+            // What stands for a unit may be emitted only when the token before its first is taken up.
             AdvanceRule::Chunk | AdvanceRule::Recursive => {
                 let steps = token_ids.split(1, 1).into_iter().map(|token| self.take_up(state, rows, token));
                 steps.last().expect("a call brings at least one token")
@@ -156,6 +156,7 @@ impl Photon {
         }
     }
 
+    /// One pass up and down; under `recursive` for a single token.
     fn take_up(&self, state: &mut PhotonState, rows: &[usize], token_ids: Tensor<2, Int>) -> Tensor<2> {
         let n_new = token_ids.dims()[1];
 

@@ -91,6 +91,14 @@ fn a_wrong_config_is_named_by_its_key() {
         ("model.levels.0.chunk_len=0", "levels.0.chunk_len = 0: must be at least 1"),
         ("model.levels.1.encoder.n_heads=3", "levels.1.encoder.n_heads = 3: must divide the width 16"),
         ("model.levels.0.decoder.n_kv_heads=3", "levels.0.decoder.n_kv_heads = 3: must divide n_heads = 2"),
+        (
+            "model.levels.1.encoder.attention={ sparse = { window = 0, sinks = 1, block = 2, pick = { top = 1 } } }",
+            "levels.1.encoder.attention.sparse.window = 0: must be at least 1",
+        ),
+        (
+            "model.levels.0.encoder.attention={ sparse = { window = 2, sinks = 0, block = 2, pick = { every = 0 } } }",
+            "levels.0.encoder.attention.sparse.pick.every = 0: must be at least 1",
+        ),
         ("model.architecture=rnn", "\"rnn\" is unknown; use \"photon\" or \"flat\""),
         ("steps=0", "steps = 0: must be at least 1"),
         ("seq_len=3", "seq_len = 3: is shorter than the product of the chunk lengths"),

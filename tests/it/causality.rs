@@ -4,9 +4,9 @@ use burn::tensor::Device;
 
 use crate::support::{Case, VOCAB_SIZE, flat_cases, forward, photon_case, photon_cases, random_rows, shaken};
 
-/// Longer than one meta-chunk, and ragged.
+/// Longer than one meta-chunk, ragged, and long enough for sparse attention to leave something out.
 fn n_tokens(case: &Case) -> usize {
-    (case.config.meta_chunk_tokens() + 3).max(11)
+    (case.config.meta_chunk_tokens() + 3).max(21)
 }
 
 /// Which logits move, bit by bit, when token `p` changes: `moved[p][i]`.

@@ -88,7 +88,8 @@ impl burn::module::ModuleMapper for Nudge {
 
 #[test]
 fn gradients_agree_with_finite_differences() {
-    const STEP: f32 = 1e-2;
+    // Small, so that no choice of blocks turns over: the loss jumps there.
+    const STEP: f32 = 2e-3;
     for (case, alpha) in cases().into_iter().flat_map(|case| [(case.config.clone(), 0.0), (case.config, 0.3)]) {
         let model = shaken(&case, &Device::flex().autodiff());
         let rows = random_rows(2, 13, 22);

@@ -11,6 +11,10 @@ use rand_chacha::ChaCha8Rng;
 /// Vocabulary of the small models.
 pub(crate) const VOCAB_SIZE: usize = 13;
 
+/// Sparse attention that is small enough to leave keys out in a short sequence.
+pub(crate) const STRIDED: &str = "{ sparse = { window = 2, sinks = 1, block = 2, pick = { every = 2 } } }";
+pub(crate) const PICKED: &str = "{ sparse = { window = 2, sinks = 1, block = 2, pick = { top = 1 } } }";
+
 /// A named config of a small model.
 pub(crate) struct Case {
     pub(crate) name: String,
@@ -23,9 +27,9 @@ pub(crate) fn parse(toml: &str) -> ModelConfig {
     config_file::parse_model(table, "test.toml".as_ref()).unwrap_or_else(|error| panic!("{error}\n{toml}"))
 }
 
-/// The flat model, with and without a window.
+/// The flat model with every kind of attention, the full one first.
 pub(crate) fn flat_cases() -> Vec<Case> {
-    ["\"full\"", "{ window = { units = 3 } }"]
+    ["\"full\"", "{ window = { units = 3 } }", STRIDED, PICKED]
         .map(|attention| Case {
             name: format!("flat, attention {attention}"),
             config: parse(&format!(
@@ -85,6 +89,10 @@ pub(crate) fn photon_cases() -> Vec<Case> {
             mixed_case(["stream", "chunk", "chunk", "chunk"]),
             mixed_case(["chunk", "stream", "chunk", "lookback"]),
             mixed_case(["lookback", "chunk", "stream", "chunk"]),
+            photon_case(1, STRIDED, "\"chunk\""),
+            photon_case(1, PICKED, "{ stream = { window = 5 } }"),
+            photon_case(2, STRIDED, "{ lookback = { chunks = 1 } }"),
+            photon_case(2, PICKED, "\"chunk\""),
         ])
         .collect()
 }

@@ -23,10 +23,11 @@ use super::entries::Segment;
 use super::error::CacheError;
 use super::pack::unpack;
 use super::pair_store::{EntryShape, PairStore};
-use super::policy::{EntryStats, Evidence, Ranking, Schedule, kept};
+use super::policy::{EntryStats, Evidence, Query, Ranking, Schedule, kept};
 use super::reach::Reach;
 use super::rows::CachedRow;
 use super::shared::Shared;
+use crate::nn::block_pick::BlockPick;
 use crate::nn::span::Span;
 
 /// Entries by which a cache grows at least.
@@ -42,6 +43,7 @@ const SEQ: usize = 2;
 pub struct KvCache {
     config: CacheConfig,
     reach: Reach,
+    pick: Option<BlockPick>,
     n_newest: usize,
     shape: EntryShape,
     /// Entries that forks of one row share.
@@ -71,8 +73,10 @@ pub struct LayerShape {
     pub n_kv_heads: usize,
     /// Width of a head.
     pub head_dim: usize,
-    /// What attention sees.
+    /// What attention can see.
     pub span: Span,
+    /// What it looks at, where that depends on contents.
+    pub pick: Option<BlockPick>,
     /// Newest entries that no policy evicts.
     pub n_newest: usize,
 }
@@ -121,6 +125,7 @@ impl KvCache {
             (config.residual > 0).then(|| PairStore::exact(n_rows, shape, config.residual + 2 * config.block, device));
         Self {
             reach,
+            pick: layer.pick,
             n_newest: layer.n_newest,
             shape,
             shared: None,
@@ -235,7 +240,8 @@ impl KvCache {
         };
         if let Some(ranking) = self.config.policy.ranking() {
             let policy = self.config.policy.name();
-            if row.evicted_at > n_positions {
+            // Where attention drops entries as well, what is missing cannot be told from what was evicted.
+            if row.evicted_at > n_positions || (row.evicted_at > 0 && !self.reach.is_full()) {
                 return Err(CacheError::Evicted { n_positions, policy });
             }
             if ranking.evidence() == Evidence::Weights {
@@ -311,13 +317,22 @@ impl KvCache {
         let n_groups = n_heads / self.shape.n_heads;
         // Query heads that share keys and values go through one product as if they were more queries.
         let grouped = [batch, self.shape.n_heads, n_groups * n_queries, head_dim];
-        let mask = self.mask(rows, positions, &columns);
+        let segments = self.segments(rows, &columns);
+        let mask = match self.pick {
+            None => self.mask(rows, positions, &columns),
+            Some(pick) => {
+                // Nothing leaves such a cache, so column `i` holds position `i`.
+                let keys = segments.iter().map(|segment| unpack(segment.keys.clone())).collect();
+                let fixed = pick.fixed_mask(positions, columns.len(), &self.device);
+                pick.mask(fixed, queries.clone(), Tensor::cat(keys, SEQ), positions)
+            }
+        };
         let mask = if n_groups > 1 { mask.repeat_dim(SEQ, n_groups) } else { mask };
         let sinks = sinks.map(|sinks| {
             let sinks = sinks.reshape([1, n_heads, 1, 1]).expand([1, n_heads, n_queries, 1]);
             sinks.reshape([1, self.shape.n_heads, n_groups * n_queries, 1])
         });
-        let (queries, segments) = (queries.reshape(grouped), self.segments(rows, &columns));
+        let queries = queries.reshape(grouped);
         let out = match self.config.policy.ranking().map(Ranking::evidence) {
             Some(Evidence::Weights) => {
                 let (out, weights) = attend_with_weights(queries, &segments, mask, sinks);
@@ -391,9 +406,11 @@ impl KvCache {
         if n_dead == 0 {
             return;
         }
+        // What is dead must not be ranked.
+        let can_wait = self.config.policy.ranking().is_none() && n_dead < cached.len();
         if n_dead == n_oldest && n_dead <= cached.n_main() && cached.n_shared == 0 {
             self.rows[row].drop_oldest_main(n_dead);
-        } else if n_dead >= self.config.block || n_dead == cached.len() {
+        } else if n_dead >= self.config.block || !can_wait {
             let live: Vec<usize> = (0..is_live.len()).filter(|&place| is_live[place]).collect();
             self.keep(row, &live);
         }
@@ -479,8 +496,10 @@ impl KvCache {
             for (&query, line) in queries.iter().zip(lines.by_ref().take(n_queries)) {
                 let weights: Vec<f32> = of_row.iter().map(|&column| line[column]).collect();
                 // Entries after the query have no weight, and nothing to be noted.
-                let n_seen = cached.stats.partition_point(|entry| entry.position <= query);
-                ranking.observe(&mut cached.stats[..n_seen], &weights[..n_seen], query);
+                let n_known = cached.stats.partition_point(|entry| entry.position <= query);
+                let n_seen = cached.positions().filter(|&key| self.reach.sees(query, key)).count();
+                let told = Query { position: query, n_seen };
+                ranking.observe(&mut cached.stats[..n_known], &weights[..n_known], told);
             }
         }
     }
@@ -615,3 +634,6 @@ fn key_norms(keys: &Tensor<4>) -> Vec<Vec<f32>> {
     let norms: Vec<f32> = squares.sqrt().try_into_vec_as().expect("norms are f32");
     norms.chunks(n_new).take(batch).map(<[f32]>::to_vec).collect()
 }
+
+#[cfg(test)]
+mod tests;

@@ -30,4 +30,6 @@ mod reach;
 pub mod row_store;
 mod rows;
 mod shared;
+#[cfg(test)]
+mod test_data;
 mod vectorized;

@@ -25,7 +25,7 @@ impl Reach {
 
     /// Whether any query from `next` on sees an earlier key. What one query cannot see no later one can.
     pub(super) fn is_live(self, key: usize, next: usize) -> bool {
-        key >= self.span.first_visible(next) && self.window.is_none_or(|window| window.sees(next, key))
+        self.span.is_live(key, next) && self.window.is_none_or(|window| window.sees(next, key))
     }
 
     /// Whether everything is seen.

@@ -73,11 +73,11 @@ impl<N: Numeric> RowStore<N> {
     pub fn resize(&mut self, keep: usize, capacity: usize) {
         let [n_rows, n_heads, _, width] = self.values.dims();
         let (device, dtype) = (self.values.device(), self.values.dtype());
-        self.values.inplace(|store| match keep {
-            0 => Tensor::zeros([n_rows, n_heads, capacity, width], (&device, dtype)),
-            _ => {
-                let rest = Tensor::zeros([n_rows, n_heads, capacity - keep, width], (&device, dtype));
-                Tensor::cat(vec![store.narrow(2, 0, keep), rest], 2)
+        self.values.inplace(|store| {
+            let empty = Tensor::zeros([n_rows, n_heads, capacity, width], (&device, dtype));
+            match keep {
+                0 => empty,
+                _ => empty.slice_assign([0..n_rows, 0..n_heads, 0..keep, 0..width], store.narrow(2, 0, keep)),
             }
         });
     }
@@ -126,9 +126,11 @@ mod tests {
         assert_eq!(values(&store), [0.0, 0.0, 2.0, 0.0, 0.0, 0.0, 0.0, 1.0, 0.0]);
         store.gather_to_front(0, &[1, 2]);
         assert_eq!(values(&store)[..3], [0.0, 2.0, 2.0]);
+        store.gather_to_front(2, &[1]);
+        assert_eq!(values(&store)[6..], [1.0, 1.0, 0.0]);
         store.resize(2, 4);
         assert_eq!(store.capacity(), 4);
         store.select_rows(&[2, 0]);
-        assert_eq!(values(&store), [0.0, 1.0, 0.0, 0.0, 0.0, 2.0, 0.0, 0.0]);
+        assert_eq!(values(&store), [1.0, 1.0, 0.0, 0.0, 0.0, 2.0, 0.0, 0.0]);
     }
 }

@@ -1,6 +1,6 @@
 //! The rules that the types of a config cannot express.
 
-use super::{EncoderAttention, FlatConfig, PhotonConfig, Positions, StackSpec};
+use super::{EncoderAttention, FlatConfig, PhotonConfig, Positions, SparsePick, StackSpec};
 use crate::nn::span::Span;
 
 /// A rule that a config breaks.
@@ -77,6 +77,18 @@ impl StackSpec {
     }
 }
 
+impl EncoderAttention {
+    fn validate(&self, key: &str) -> Result<(), ConfigError> {
+        let Self::Sparse { window, block, pick, .. } = *self else { return Ok(()) };
+        require_positive(&format!("{key}.attention.sparse.window"), window)?;
+        require_positive(&format!("{key}.attention.sparse.block"), block)?;
+        match pick {
+            SparsePick::Every(every) => require_positive(&format!("{key}.attention.sparse.pick.every"), every),
+            SparsePick::Top(top) => require_positive(&format!("{key}.attention.sparse.pick.top"), top),
+        }
+    }
+}
+
 impl PhotonConfig {
     pub(super) fn validate(&self) -> Result<(), ConfigError> {
         validate_common(self.vocab_size, self.d_model, self.norm_eps, self.init_std)?;
@@ -92,9 +104,10 @@ impl PhotonConfig {
                 return error(
                     &format!("{key}.encoder.attention"),
                     "block",
-                    "the top level has no parent chunk: use \"full\" or a window there",
+                    "the top level has no parent chunk: use \"full\", a window or sparse attention there",
                 );
             }
+            level.encoder.attention.validate(&format!("{key}.encoder"))?;
         }
         match self.d_embed {
             Some(width) => require_positive("d_embed", width)?,
@@ -128,8 +141,10 @@ impl FlatConfig {
     pub(super) fn validate(&self) -> Result<(), ConfigError> {
         validate_common(self.vocab_size, self.d_model, self.norm_eps, self.init_std)?;
         if self.stack.attention == EncoderAttention::Block {
-            return error("stack.attention", "block", "a flat model has no chunks: use \"full\" or a window");
+            let fix = "a flat model has no chunks: use \"full\", a window or sparse attention";
+            return error("stack.attention", "block", fix);
         }
+        self.stack.attention.validate("stack")?;
         self.spec().validate("stack")
     }
 }

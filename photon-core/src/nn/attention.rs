@@ -1,23 +1,29 @@
 //! Causal self-attention over a span, in training over whole sequences and in decoding over a cache.
 //!
 //! A bounded span never computes all pairs: positions are cut into blocks, and a block of queries meets the keys
-//! of its own block and of the few before it. The tests compute all pairs as the oracle of that shortcut.
+//! of its own block and of the few before it. In a strided span it meets the keys that last besides. The tests compute
+//! all pairs as the oracle of that shortcut. Picked blocks differ from query to query, so there all pairs are computed.
 
 use burn::module::{Module, Param};
 use burn::nn::Linear;
-use burn::tensor::{Device, Tensor, TensorData};
+use burn::tensor::{Device, Int, Tensor, TensorData};
 
 use super::activations::Activations;
+use super::block_pick::BlockPick;
 use super::fused;
 use super::rope::Rotation;
 use super::span::Span;
 use crate::cache::kv_cache::{KvCache, MASKED, NewEntries};
+use crate::cache::row_store::indices;
 use crate::config::StackSpec;
 use crate::init::Initializer;
 
 const HEAD: usize = 1;
 const SEQ: usize = 2;
 const KEYS: usize = 3;
+
+/// How often, in multiples of the sequence, the lasting keys of a strided span may be copied.
+const COPIES_OF_LASTING: usize = 4;
 
 /// Multi-head or grouped-query attention without biases.
 #[derive(Module, Debug)]
@@ -32,6 +38,8 @@ pub struct Attention {
     head_dim: usize,
     #[module(skip)]
     span: Span,
+    #[module(skip)]
+    pick: Option<BlockPick>,
 }
 
 impl Attention {
@@ -48,6 +56,7 @@ impl Attention {
             n_kv_heads: spec.n_kv_heads,
             head_dim: spec.head_dim(),
             span: spec.span,
+            pick: spec.pick,
         }
     }
 
@@ -55,12 +64,20 @@ impl Attention {
     ///
     /// # Shapes
     ///
-    /// `x: [B, N, D] -> [B, N, D]`; `mask` is [`sequence_mask`] of the same span, batch and length.
+    /// `x: [B, N, D] -> [B, N, D]`; `mask` is [`sequence_mask`] of the same stack, batch and length.
     pub fn forward(&self, x: Tensor<3>, rotation: Option<&Rotation>, mask: &SequenceMask) -> Tensor<3> {
         let (q, k, v) = self.project(x, rotation); // [B, N, H, K]
         let out = match mask {
-            SequenceMask::AllPairs(mask) => self.weigh(heads_first(q), heads_first(k), heads_first(v), mask.clone()),
-            SequenceMask::Blocks { len, back, mask } => self.weigh_blocks(q, k, v, *len, *back, mask),
+            SequenceMask::AllPairs(mask) => {
+                let (q, k, v) = (heads_first(q), heads_first(k), heads_first(v));
+                let positions = || [(0..q.dims()[SEQ]).collect()];
+                let mask = match self.pick {
+                    Some(pick) => pick.mask(mask.clone(), q.clone(), k.clone(), &positions()),
+                    None => mask.clone(),
+                };
+                self.weigh(q, k, v, mask)
+            }
+            SequenceMask::Blocks(blocks) => self.weigh_blocks(q, k, v, blocks),
         };
         self.o_proj.forward(out) // [B, N, D]
     }
@@ -125,30 +142,31 @@ impl Attention {
         out.swap_dims(HEAD, SEQ).reshape([batch, n_queries, n_heads * head_dim]) // [B, N, D]
     }
 
-    /// Attention of each block of `len` positions to itself and the `back` blocks before: `[B, N, D]`.
+    /// Attention of each block of queries to its own keys, those of the blocks before, and those that last: `[B, N, D]`.
     ///
     /// Blocks become batch rows, so one call serves all of them.
-    fn weigh_blocks(
-        &self,
-        q: Tensor<4>,
-        k: Tensor<4>,
-        v: Tensor<4>,
-        len: usize,
-        back: usize,
-        mask: &Tensor<4>,
-    ) -> Tensor<3> {
+    fn weigh_blocks(&self, q: Tensor<4>, k: Tensor<4>, v: Tensor<4>, blocks: &BlocksMask) -> Tensor<3> {
+        let BlocksMask { len, back, ref lasting, ref mask } = *blocks;
         let [batch, n_positions, n_heads, head_dim] = q.dims();
         let n_blocks = n_positions.div_ceil(len);
         let rows = batch * n_blocks;
         let q = pad_positions(q, 0, n_blocks * len).reshape([rows, len, n_heads, head_dim]);
-        let with_earlier = |x: Tensor<4>| {
+        let gathered = |x: Tensor<4>| {
             let n_heads = x.dims()[2];
+            let width = n_heads * head_dim;
+            let lasting = lasting.clone().map(|lasting| {
+                let n_lasting = lasting.dims()[0];
+                let entries = x.clone().select(1, lasting).reshape([batch, 1, n_lasting, width]);
+                entries.expand([batch, n_blocks, n_lasting, width])
+            });
             let padded = pad_positions(x, back * len, n_blocks * len); // [B, (back + n_blocks) * len, H, K]
-            let blocks = padded.reshape([batch, back + n_blocks, len, n_heads * head_dim]);
-            let shifted = (0..=back).map(|shift| blocks.clone().narrow(1, shift, n_blocks)).collect();
-            Tensor::cat(shifted, 2).reshape([rows, (back + 1) * len, n_heads, head_dim])
+            let near = padded.reshape([batch, back + n_blocks, len, width]);
+            let shifted = (0..=back).map(|shift| near.clone().narrow(1, shift, n_blocks));
+            let keys = Tensor::cat(shifted.chain(lasting).collect(), 2); // [B, n, E, H*K]
+            let n_keys = keys.dims()[2];
+            keys.reshape([rows, n_keys, n_heads, head_dim])
         };
-        let (k, v) = (with_earlier(k), with_earlier(v)); // [B*n, (back+1)*len, H, K]
+        let (k, v) = (gathered(k), gathered(v)); // [B*n, E, H, K]
         let out = self.weigh(heads_first(q), heads_first(k), heads_first(v), mask.clone());
         let out = out.reshape([batch, n_blocks * len, n_heads * head_dim]);
         out.narrow(1, 0, n_positions) // [B, N, D]
@@ -186,44 +204,64 @@ fn with_sink(
 /// Who may not see whom within one sequence: zeros, and [`MASKED`] where a query must not look.
 #[derive(Clone, Debug)]
 pub enum SequenceMask {
-    /// `[1, 1, N, N]`.
+    /// `[1, 1, N, N]`; where blocks are picked, what is seen whatever is picked.
     AllPairs(Tensor<4>),
-    /// Blocks of `len` positions that meet `back` blocks before them.
-    Blocks {
-        /// Positions in a block.
-        len: usize,
-        /// Blocks before the own one.
-        back: usize,
-        /// `[B * n_blocks, 1, len, (back + 1) * len]`.
-        mask: Tensor<4>,
-    },
+    /// Block by block.
+    Blocks(BlocksMask),
 }
 
-/// The mask of `batch` sequences of `n_positions` under `span`.
-pub fn sequence_mask(span: Span, batch: usize, n_positions: usize, device: &Device) -> SequenceMask {
+/// What blocks of queries meet.
+#[derive(Clone, Debug)]
+pub struct BlocksMask {
+    /// Positions in a block.
+    len: usize,
+    /// Blocks before the own one whose keys it meets.
+    back: usize,
+    /// Positions of the keys that it meets besides, wherever they are.
+    lasting: Option<Tensor<1, Int>>,
+    /// `[B * n_blocks, 1, len, (back + 1) * len + n_lasting]`.
+    mask: Tensor<4>,
+}
+
+/// The mask of `batch` sequences of `n_positions` in the stack of `spec`.
+pub fn sequence_mask(spec: &StackSpec, batch: usize, n_positions: usize, device: &Device) -> SequenceMask {
+    if let Some(pick) = spec.pick {
+        return SequenceMask::AllPairs(pick.fixed_mask(&[(0..n_positions).collect()], n_positions, device));
+    }
+    let span = spec.span;
     let n_blocks = |len: usize| n_positions.div_ceil(len);
-    let (len, back) = match span {
+    let (len, back, near, lasting) = match span {
         Span::Full => return SequenceMask::AllPairs(all_pairs_mask(span, n_positions, device)),
-        Span::Window { len } => (len, 1),
-        Span::Blocks { len, back } => (len, back.min(n_blocks(len) - 1)),
+        Span::Window { len } => (len, 1, span, Vec::new()),
+        Span::Blocks { len, back } => (len, back.min(n_blocks(len) - 1), span, Vec::new()),
+        Span::Strided { window, .. } => {
+            let lasting: Vec<usize> = (0..n_positions).filter(|&key| span.is_lasting(key)).collect();
+            // Every block takes a copy of the keys that last: blocks grow with their number, so that the copies do not.
+            (window.max(lasting.len() / COPIES_OF_LASTING), 1, Span::Window { len: window }, lasting)
+        }
     };
     let n_blocks = n_blocks(len);
     if n_blocks == 1 {
         return SequenceMask::AllPairs(all_pairs_mask(span, n_positions, device));
     }
-    let n_keys = (back + 1) * len;
+    let n_near = (back + 1) * len;
+    let n_keys = n_near + lasting.len();
     let mut values = Vec::with_capacity(n_blocks * len * n_keys);
     for block in 0..n_blocks {
         for query in block * len..(block + 1) * len {
-            for slot in 0..n_keys {
+            values.extend((0..n_near).map(|slot| {
                 let key = (block * len + slot).checked_sub(back * len);
-                values.push(if key.is_some_and(|key| span.sees(query, key)) { 0.0 } else { MASKED });
-            }
+                if key.is_some_and(|key| near.sees(query, key)) { 0.0 } else { MASKED }
+            }));
+            // What is near has been met already.
+            let is_far = |key: usize| span.sees(query, key) && !near.sees(query, key);
+            values.extend(lasting.iter().map(|&key| if is_far(key) { 0.0 } else { MASKED }));
         }
     }
     let mask = Tensor::<4>::from_data(TensorData::new(values, [1, n_blocks, len, n_keys]), device);
     let mask = mask.expand([batch, n_blocks, len, n_keys]).reshape([batch * n_blocks, 1, len, n_keys]);
-    SequenceMask::Blocks { len, back, mask }
+    let lasting = (!lasting.is_empty()).then(|| indices(&lasting, device));
+    SequenceMask::Blocks(BlocksMask { len, back, lasting, mask })
 }
 
 fn all_pairs_mask(span: Span, n_positions: usize, device: &Device) -> Tensor<4> {
@@ -270,6 +308,10 @@ mod tests {
             Span::Blocks { len: 4, back: 0 },
             Span::Blocks { len: 3, back: 1 },
             Span::Blocks { len: 2, back: 3 },
+            Span::Strided { window: 1, sinks: 0, block: 1, every: 2 },
+            Span::Strided { window: 2, sinks: 3, block: 2, every: 3 },
+            Span::Strided { window: 3, sinks: 0, block: 2, every: 1 },
+            Span::Strided { window: 50, sinks: 1, block: 2, every: 2 },
         ];
         for (span, sink) in spans.into_iter().flat_map(|span| [(span, false), (span, true)]) {
             let spec = StackSpec {
@@ -279,14 +321,15 @@ mod tests {
                 n_kv_heads: 2,
                 d_ff: 8,
                 span,
+                pick: None,
                 positions: Positions::None,
                 sink,
                 norm_eps: 1e-5,
             };
             let attention = Attention::new(&spec, 1, &mut Initializer::new(1, 0.5, &device));
-            for n_positions in [1, 2, 7, 12] {
+            for n_positions in [1, 2, 7, 12, 45] {
                 let x = Tensor::random([2, n_positions, 8], Distribution::Normal(0.0, 1.0), &device);
-                let mask = sequence_mask(span, 2, n_positions, &device);
+                let mask = sequence_mask(&spec, 2, n_positions, &device);
                 let fast = attention.forward(x.clone(), None, &mask);
                 let slow = attention.forward_all_pairs(x, None);
                 let difference: f32 = (fast - slow).abs().max().into_scalar();

@@ -2,6 +2,7 @@
 
 pub mod activations;
 pub mod attention;
+pub mod block_pick;
 pub mod feed_forward;
 pub mod fused;
 pub mod rope;

@@ -105,7 +105,7 @@ impl Stack {
         let device = x.device();
         let positions = [(0..n_positions).collect()];
         let rotation = self.rotation(&positions, &device);
-        let mask: SequenceMask = sequence_mask(self.spec.span, batch, n_positions, &device);
+        let mask: SequenceMask = sequence_mask(&self.spec, batch, n_positions, &device);
         let x = self.blocks.iter().fold(x, |x, block| {
             block.run(x, Activations::F32, |attention, x| attention.forward(x, rotation.as_ref(), &mask)) // [B, N, D]
         });
@@ -143,6 +143,7 @@ impl Stack {
             n_kv_heads: self.spec.n_kv_heads,
             head_dim: self.spec.head_dim(),
             span: self.spec.span,
+            pick: self.spec.pick,
             n_newest,
         };
         let caches = self.blocks.iter().map(|_| KvCache::new(cache, layer, n_rows, device)).collect();

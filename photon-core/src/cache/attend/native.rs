@@ -246,14 +246,14 @@ impl<R: Rows> NullaryFnOnce for WeightedSumsOf<'_, '_, R> {
         }
         for start in (0..n).step_by(BLOCK) {
             let len = BLOCK.min(n - start);
-            for (sum, weights) in sums.iter_mut().zip(weights.chunks_exact(*n_entries)) {
+            let lines = weights.chunks_exact(*n_entries).zip(out.chunks_exact_mut(*head_dim));
+            for (sum, (weights, out)) in sums.iter_mut().zip(lines) {
                 for (entry, weight) in weights[first + start..][..len].iter().enumerate() {
                     rows.add(sum, start + entry, *weight);
                 }
+                // Short sums of their own lose fewer digits.
+                rows.flush(sum, out);
             }
-        }
-        for (sum, out) in sums.iter().zip(out.chunks_exact_mut(*head_dim)) {
-            rows.finish(sum, out);
         }
     }
 }

@@ -9,6 +9,8 @@ use crate::cache::half_float::Stored;
 
 /// Sums side by side: one 512-bit or two 256-bit registers.
 const LANES: usize = 16;
+/// Only ever indexed by constants and full loops: then they stay in registers.
+type Lanes = [f32; LANES];
 
 /// One head's entries in one row of a batch.
 pub(super) trait Rows: Copy {
@@ -29,8 +31,8 @@ pub(super) trait Rows: Copy {
     /// Adds the value at `entry` times `weight`.
     fn add(self, sum: &mut Self::Sum, entry: usize, weight: f32);
 
-    /// Adds the sum to `out`.
-    fn finish(self, sum: &Self::Sum, out: &mut [f32]);
+    /// Adds the sum to `out` and empties it.
+    fn flush(self, sum: &mut Self::Sum, out: &mut [f32]);
 }
 
 /// Where the lines of one head lie in a storage.
@@ -69,7 +71,9 @@ impl<T: Stored> Rows for Dense<'_, T> {
 
     #[inline(always)]
     fn dot(self, query: &Vec<f32>, entry: usize) -> f32 {
-        add_up(products(query, self.place.line(self.storage, entry), T::widen))
+        let mut lanes = [0.0; LANES];
+        let rest = add_product(&mut lanes, 1.0, query, self.place.line(self.storage, entry), T::widen);
+        add_up(lanes) + rest
     }
 
     #[inline(always)]
@@ -83,8 +87,9 @@ impl<T: Stored> Rows for Dense<'_, T> {
     }
 
     #[inline(always)]
-    fn finish(self, sum: &Vec<f32>, out: &mut [f32]) {
+    fn flush(self, sum: &mut Vec<f32>, out: &mut [f32]) {
         add_scaled(out, 1.0, sum, f32::widen);
+        sum.fill(0.0);
     }
 }
 
@@ -116,12 +121,12 @@ impl Rows for Int8<'_> {
     fn dot(self, query: &Vec<f32>, entry: usize) -> f32 {
         let codes = self.code_place.line(self.codes, entry);
         let scales = self.scale_place.line(self.scales, entry);
-        let mut total = [0.0; LANES];
+        let (mut lanes, mut rest) = ([0.0; LANES], 0.0);
         let groups = query.chunks_exact(self.group).zip(codes.chunks_exact(self.group));
         for ((query, codes), scale) in groups.zip(scales) {
-            add_lanes(&mut total, scale.widen(), products(query, codes, signed));
+            rest += add_product(&mut lanes, scale.widen(), query, codes, signed);
         }
-        add_up(total)
+        add_up(lanes) + rest
     }
 
     #[inline(always)]
@@ -140,8 +145,9 @@ impl Rows for Int8<'_> {
     }
 
     #[inline(always)]
-    fn finish(self, sum: &Vec<f32>, out: &mut [f32]) {
+    fn flush(self, sum: &mut Vec<f32>, out: &mut [f32]) {
         add_scaled(out, 1.0, sum, f32::widen);
+        sum.fill(0.0);
     }
 }
 
@@ -191,17 +197,16 @@ impl Rows for Int4<'_> {
         let codes = self.code_place.line(self.codes, entry);
         let params = self.param_place.line(self.params, entry).as_chunks::<2>().0;
         let half = self.group / 2;
-        let mut total = [0.0; LANES];
-        let mut of_minima = 0.0;
+        let (mut lanes, mut rest) = ([0.0; LANES], 0.0);
         let halves = query.lower.chunks_exact(half).zip(query.upper.chunks_exact(half));
         let groups = halves.zip(codes.chunks_exact(half)).zip(params).zip(&query.of_minima);
         for ((((lower_query, upper_query), codes), [scale, minimum]), sum) in groups {
-            let mut group = products(lower_query, codes, lower);
-            add_lanes(&mut group, 1.0, products(upper_query, codes, upper));
-            add_lanes(&mut total, scale.widen(), group);
-            of_minima += minimum.widen() * sum;
+            let scale = scale.widen();
+            rest += add_product(&mut lanes, scale, lower_query, codes, lower);
+            rest += add_product(&mut lanes, scale, upper_query, codes, upper);
+            rest += minimum.widen() * sum;
         }
-        add_up(total) + of_minima
+        add_up(lanes) + rest
     }
 
     #[inline(always)]
@@ -227,30 +232,37 @@ impl Rows for Int4<'_> {
     }
 
     #[inline(always)]
-    fn finish(self, sum: &Halves, out: &mut [f32]) {
+    fn flush(self, sum: &mut Halves, out: &mut [f32]) {
         let halves = sum.lower.iter().zip(&sum.upper);
         for (i, (out, (lower, upper))) in out.as_chunks_mut::<2>().0.iter_mut().zip(halves).enumerate() {
             let of_minimum = sum.of_minima[2 * i / self.group];
             out[0] += lower + of_minimum;
             out[1] += upper + of_minimum;
         }
+        for sums in [&mut sum.lower, &mut sum.upper, &mut sum.of_minima] {
+            sums.fill(0.0);
+        }
     }
 }
 
-/// Products added up lane by lane.
+/// Adds `scale` times the product of `a` and `b` to `sums`, and returns what does not fill the lanes.
 #[inline(always)]
-fn products<T: Copy>(a: &[f32], b: &[T], widen: impl Fn(T) -> f32) -> [f32; LANES] {
+fn add_product<T: Copy>(sums: &mut Lanes, scale: f32, a: &[f32], b: &[T], widen: impl Fn(T) -> f32) -> f32 {
     let ((a, a_rest), (b, b_rest)) = (a.as_chunks::<LANES>(), b.as_chunks::<LANES>());
-    let mut sums = [0.0; LANES];
+    let mut product = [0.0; LANES];
     for (a, b) in a.iter().zip(b) {
         for i in 0..LANES {
-            sums[i] += a[i] * widen(b[i]);
+            product[i] += a[i] * widen(b[i]);
         }
     }
-    for (sum, (a, b)) in sums.iter_mut().zip(a_rest.iter().zip(b_rest)) {
-        *sum += a * widen(*b);
+    for i in 0..LANES {
+        sums[i] += scale * product[i];
     }
-    sums
+    let mut rest = 0.0;
+    for (a, b) in a_rest.iter().zip(b_rest) {
+        rest += a * widen(*b);
+    }
+    scale * rest
 }
 
 /// `sum += scale * numbers`.
@@ -261,16 +273,9 @@ fn add_scaled<T: Copy>(sum: &mut [f32], scale: f32, numbers: &[T], widen: impl F
     }
 }
 
-#[inline(always)]
-fn add_lanes(total: &mut [f32; LANES], scale: f32, lanes: [f32; LANES]) {
-    for (total, lane) in total.iter_mut().zip(lanes) {
-        *total += scale * lane;
-    }
-}
-
 /// The sum of all lanes, by halves.
 #[inline(always)]
-fn add_up(lanes: [f32; LANES]) -> f32 {
+fn add_up(lanes: Lanes) -> f32 {
     let mut lanes = lanes;
     let mut n = LANES / 2;
     while n > 0 {

@@ -6,8 +6,8 @@ use super::super::entries::{EntryFormat, Packed};
 use super::super::pack::{pack, stock_unpack};
 use super::super::test_data::{normal, numbers};
 use super::*;
+use crate::cache::kv_cache::MASKED;
 use crate::nn::fused;
-use crate::nn::kv_cache::MASKED;
 
 const FORMATS: [EntryFormat; 5] = [
     EntryFormat::F32,

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{EntryStats, Evidence, PolicyConfig, Ranking};
+use super::{EntryStats, Evidence, PolicyConfig, Query, Ranking};
 use crate::cache::config::Budget;
 
 /// Heavy hitters.
@@ -37,12 +37,10 @@ impl Ranking for AttentionMass {
         Evidence::Weights
     }
 
-    fn observe(&self, entries: &mut [EntryStats], weights: &[f32], position: usize) {
+    fn observe(&self, entries: &mut [EntryStats], weights: &[f32], _query: Query) {
         for (entry, &weight) in entries.iter_mut().zip(weights) {
-            if entry.position <= position {
-                entry.mass += weight;
-                entry.n_queries += 1;
-            }
+            entry.mass += weight;
+            entry.n_queries += 1;
         }
     }
 
@@ -82,7 +80,7 @@ impl Ranking for AttentionMass {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cache::policy::{fresh_entries, kept};
+    use crate::cache::policy::{fresh_entries, kept, query};
 
     fn policy() -> AttentionMass {
         AttentionMass { budget: everything(), coverage: None, floor: 0.0, sinks: 0 }
@@ -91,15 +89,15 @@ mod tests {
     #[test]
     fn mass_adds_up_over_queries() {
         let mut entries = fresh_entries(4);
-        policy().observe(&mut entries, &[0.1, 0.6, 0.1, 0.2], 3);
-        policy().observe(&mut entries, &[0.5, 0.1, 0.2, 0.2], 4);
+        policy().observe(&mut entries, &[0.1, 0.6, 0.1, 0.2], query(3, 4));
+        policy().observe(&mut entries, &[0.5, 0.1, 0.2, 0.2], query(4, 4));
         assert_eq!(kept(&policy(), &entries, 0, 2), [0, 1]);
     }
 
     #[test]
     fn coverage_keeps_the_fewest_that_hold_the_share() {
         let mut entries = fresh_entries(4);
-        policy().observe(&mut entries, &[0.5, 0.0, 0.3, 0.2], 3);
+        policy().observe(&mut entries, &[0.5, 0.0, 0.3, 0.2], query(3, 4));
         let covering = |coverage| AttentionMass { coverage: Some(coverage), ..policy() };
         assert_eq!(kept(&covering(0.5), &entries, 0, 4), [0]);
         assert_eq!(kept(&covering(0.75), &entries, 0, 4), [0, 2]);
@@ -110,11 +108,11 @@ mod tests {
     fn a_floor_keeps_all_of_a_uniform_attention() {
         let mut entries = fresh_entries(200);
         let with_floor = AttentionMass { floor: 0.5, ..policy() };
-        with_floor.observe(&mut entries, &[0.005; 200], 200);
+        with_floor.observe(&mut entries, &[0.005; 200], query(200, 200));
         assert_eq!(kept(&with_floor, &entries, 0, 200).len(), 200);
-        with_floor.observe(&mut entries, &[[0.01; 100], [0.0; 100]].concat(), 201);
+        with_floor.observe(&mut entries, &[[0.01; 100], [0.0; 100]].concat(), query(201, 200));
         assert_eq!(kept(&with_floor, &entries, 0, 200).len(), 200, "half of the mean weight is enough");
-        with_floor.observe(&mut entries, &[[0.01; 100], [0.0; 100]].concat(), 202);
+        with_floor.observe(&mut entries, &[[0.01; 100], [0.0; 100]].concat(), query(202, 200));
         assert_eq!(kept(&with_floor, &entries, 0, 200).len(), 100);
     }
 }

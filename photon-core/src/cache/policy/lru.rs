@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{EntryStats, Evidence, PolicyConfig, Ranking};
+use super::{EntryStats, Evidence, PolicyConfig, Query, Ranking};
 use crate::cache::config::Budget;
 
 /// Least recently used; a weight of at least `floor / entries` is a use.
@@ -28,11 +28,11 @@ impl Ranking for Lru {
         Evidence::Weights
     }
 
-    fn observe(&self, entries: &mut [EntryStats], weights: &[f32], position: usize) {
-        let floor = self.floor as f32 / entries.len() as f32;
+    fn observe(&self, entries: &mut [EntryStats], weights: &[f32], query: Query) {
+        let floor = self.floor as f32 / query.n_seen as f32;
         for (entry, &weight) in entries.iter_mut().zip(weights) {
             if weight >= floor {
-                entry.last_used = position;
+                entry.last_used = query.position;
             }
         }
     }
@@ -57,13 +57,13 @@ impl Ranking for Lru {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cache::policy::{fresh_entries, kept};
+    use crate::cache::policy::{fresh_entries, kept, query};
 
     #[test]
     fn an_entry_in_use_outlives_newer_ones() {
         let policy = Lru { budget: Budget::Entries(2), sinks: 0, floor: 1.0 };
         let mut entries = fresh_entries(4);
-        policy.observe(&mut entries, &[0.7, 0.0, 0.2, 0.1], 10);
+        policy.observe(&mut entries, &[0.7, 0.0, 0.2, 0.1], query(10, 4));
         assert_eq!(kept(&policy, &entries, 1, 2), [0, 3]);
     }
 }

@@ -81,6 +81,15 @@ pub enum Evidence {
     Weights,
 }
 
+/// A query whose weights a policy is told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Query {
+    /// Its position.
+    pub position: usize,
+    /// Entries that it saw.
+    pub n_seen: usize,
+}
+
 /// When entries leave.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Schedule {
@@ -100,8 +109,8 @@ pub trait Ranking {
         Schedule::EveryBlock
     }
 
-    /// Takes note of the weights that the query at `position` gave to the entries.
-    fn observe(&self, _entries: &mut [EntryStats], _weights: &[f32], _position: usize) {}
+    /// Takes note of the weights that a query gave to the entries up to its own.
+    fn observe(&self, _entries: &mut [EntryStats], _weights: &[f32], _query: Query) {}
 
     /// The worth of each entry; those of least worth leave first.
     fn worths(&self, entries: &[EntryStats]) -> Vec<f32>;
@@ -165,6 +174,12 @@ pub(crate) fn kept(policy: &dyn Ranking, entries: &[EntryStats], n_newest: usize
     let mut kept: Vec<usize> = (0..entries.len()).filter(|&index| is_protected(index)).chain(ranked).collect();
     kept.sort_unstable();
     kept
+}
+
+/// A query that sees as many entries as there are positions before it.
+#[cfg(test)]
+fn query(position: usize, n_seen: usize) -> Query {
+    Query { position, n_seen }
 }
 
 /// Entries at positions 0, 1, ... with nothing known of them.

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{EntryStats, Evidence, PolicyConfig, Ranking, Schedule};
+use super::{EntryStats, Evidence, PolicyConfig, Query, Ranking, Schedule};
 use crate::cache::config::Budget;
 
 /// Votes of an observation window, pooled over neighbours.
@@ -43,7 +43,7 @@ impl Ranking for SnapKv {
         Schedule::PromptEnd
     }
 
-    fn observe(&self, entries: &mut [EntryStats], weights: &[f32], _position: usize) {
+    fn observe(&self, entries: &mut [EntryStats], weights: &[f32], _query: Query) {
         for (entry, &weight) in entries.iter_mut().zip(weights) {
             entry.votes.push_back(weight);
             if entry.votes.len() > self.observation {
@@ -79,14 +79,14 @@ impl Ranking for SnapKv {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cache::policy::{fresh_entries, kept};
+    use crate::cache::policy::{fresh_entries, kept, query};
 
     #[test]
     fn neighbours_of_what_is_voted_for_stay() {
         let policy = SnapKv { budget: Budget::Entries(3), observation: 1, pool: 3, sinks: 0 };
         let mut entries = fresh_entries(8);
-        policy.observe(&mut entries, &[1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0], 8);
-        policy.observe(&mut entries, &[0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0], 9);
+        policy.observe(&mut entries, &[1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0], query(8, 8));
+        policy.observe(&mut entries, &[0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0], query(9, 8));
         assert_eq!(kept(&policy, &entries, 0, 3), [2, 3, 4], "and older votes are forgotten");
     }
 }

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{EntryStats, Evidence, PolicyConfig, Ranking};
+use super::{EntryStats, Evidence, PolicyConfig, Query, Ranking};
 use crate::cache::config::Budget;
 
 /// Token omission via attention.
@@ -25,7 +25,7 @@ impl Ranking for Tova {
         Evidence::Weights
     }
 
-    fn observe(&self, entries: &mut [EntryStats], weights: &[f32], _position: usize) {
+    fn observe(&self, entries: &mut [EntryStats], weights: &[f32], _query: Query) {
         entries.iter_mut().zip(weights).for_each(|(entry, &weight)| entry.mass = weight);
     }
 
@@ -49,14 +49,14 @@ impl Ranking for Tova {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cache::policy::{fresh_entries, kept};
+    use crate::cache::policy::{fresh_entries, kept, query};
 
     #[test]
     fn only_the_newest_query_counts() {
         let policy = Tova { budget: Budget::Entries(2), sinks: 0 };
         let mut entries = fresh_entries(3);
-        policy.observe(&mut entries, &[0.9, 0.1, 0.0], 3);
-        policy.observe(&mut entries, &[0.1, 0.3, 0.6], 4);
+        policy.observe(&mut entries, &[0.9, 0.1, 0.0], query(3, 3));
+        policy.observe(&mut entries, &[0.1, 0.3, 0.6], query(4, 3));
         assert_eq!(kept(&policy, &entries, 0, 2), [1, 2]);
     }
 }
