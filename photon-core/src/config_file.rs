@@ -15,6 +15,9 @@ use crate::infer_config::InferConfig;
 /// Keys whose value is one of several variants: another variant replaces it, whatever fields it had.
 const VARIANT_KEYS: [&str; 7] = ["attention", "pick", "positions", "held_out", "policy", "budget", "floor"];
 
+/// What serde says of a variant's name where its fields should follow.
+const BARE_VARIANT: &str = "invalid type: unit variant";
+
 /// How deep `base` files may nest: a ring of files is an error, not a hang.
 const MAX_BASES: usize = 16;
 
@@ -96,7 +99,10 @@ pub fn parse<T: DeserializeOwned>(table: Table, path: &Path) -> Result<T, Config
     serde_path_to_error::deserialize(Value::Table(table)).map_err(|error| ConfigFileError::Schema {
         path: path.into(),
         key: error.path().to_string(),
-        reason: error.inner().to_string().trim().to_owned(),
+        reason: match error.inner().message() {
+            reason if reason.starts_with(BARE_VARIANT) => "needs settings: write `{ name = { ... } }`".to_owned(),
+            reason => reason.to_owned(),
+        },
     })
 }
 
@@ -340,7 +346,7 @@ mod tests {
             ("caches = [{ stages = \"middle\" }]", "caches[0].stages", "unknown stages \"middle\"; use \"all\""),
             ("caches = [{ stages = \"all\", kyes = \"int8\" }]", "caches[0].kyes", "unknown field `kyes`"),
             ("caches = [{ stages = \"all\", keys = \"int3\" }]", "caches[0].keys", "unknown variant `int3`"),
-            ("caches = [{ stages = \"all\", policy = \"lru\" }]", "caches[0].policy", "struct variant"),
+            ("caches = [{ stages = \"all\", policy = \"lru\" }]", "caches[0].policy.lru", "needs settings"),
             (
                 "caches = [{ stages = \"all\", policy = { windw = { recent = 1 } } }]",
                 "caches[0].policy.windw",
