@@ -66,6 +66,7 @@ pub mod model;
 pub mod nn;
 pub mod photon;
 pub mod sampler;
+pub mod snapshot;
 pub mod state;
 pub mod tokenizer;
 

@@ -4,11 +4,13 @@ use burn::tensor::Tensor;
 use serde::{Deserialize, Serialize};
 
 use crate::advance::{AdvanceError, AdvanceRule};
+use crate::cache::error::CacheError;
 use crate::cache::kv_cache::KvCache;
 use crate::cache::row_store::RowStore;
+use crate::config::ModelConfig;
 use crate::decoder::DecoderState;
 use crate::encoder::EncoderState;
-use crate::infer_config::Stage;
+use crate::infer_config::{InferPlan, Stage};
 use crate::nn::stack::StackState;
 
 /// The decode state of any model.
@@ -41,6 +43,43 @@ pub struct FlatState {
     pub(crate) stack: StackState,
 }
 
+/// Why a state cannot go back.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum TruncateError {
+    /// It has not come so far.
+    #[error("row {row} holds {current} tokens, so it cannot be cut to {wanted}")]
+    Ahead {
+        /// The row.
+        row: usize,
+        /// Tokens that it holds.
+        current: usize,
+        /// Tokens asked for.
+        wanted: usize,
+    },
+    /// The units of a chunk are kept only until it is complete.
+    #[error("{wanted} tokens end inside a meta-chunk of {meta_chunk}: cut at a multiple, then take the rest up again")]
+    InsideChunk {
+        /// Tokens asked for.
+        wanted: usize,
+        /// Tokens of a meta-chunk.
+        meta_chunk: usize,
+    },
+    /// A light advance rule keeps too little.
+    #[error("the state goes on by {rule}, which keeps too little to go back")]
+    LightRule {
+        /// The rule of the state.
+        rule: AdvanceRule,
+    },
+    /// A cache no longer holds what is needed.
+    #[error("{stage}: {source}")]
+    Cache {
+        /// The stage.
+        stage: String,
+        /// The cache's reason.
+        source: CacheError,
+    },
+}
+
 /// What the caches of one stage hold, and what they have done.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct CacheUse {
@@ -54,7 +93,7 @@ pub struct CacheUse {
     pub allocated_bytes: usize,
     /// The part of both that continuations of one prompt share.
     pub shared_bytes: usize,
-    /// Bytes of the units of unfinished chunks, which stand beside the caches.
+    /// Bytes of the units of unfinished chunks and of what was emitted for them, which stand beside the caches.
     pub unfinished_bytes: usize,
     /// Entries written so far, over rows and layers.
     pub written_entries: usize,
@@ -118,22 +157,173 @@ impl State {
         }
     }
 
-    /// What the caches hold, stage by stage, encoders first.
-    pub fn cache_use(&self) -> Vec<CacheUse> {
+    /// Ends the prompt of all rows: policies that wait for it have their way, and further tokens go by the plan's rule.
+    ///
+    /// # Errors
+    ///
+    /// As [`State::switch_rule`].
+    pub fn end_prompt(&mut self, plan: &InferPlan) -> Result<(), AdvanceError> {
+        self.switch_rule(plan.advance)?;
+        self.caches_mut().into_iter().flat_map(|(_, caches)| caches).for_each(KvCache::end_prompt);
+        Ok(())
+    }
+
+    /// A continuation of its own. Of a state with one row, caches that never drop anything share what they hold.
+    pub fn fork(&mut self) -> Self {
+        self.caches_mut().into_iter().flat_map(|(_, caches)| caches).for_each(KvCache::share_for_fork);
+        self.clone()
+    }
+
+    /// Goes back to the first `n_tokens` tokens of every row. The next call has to bring at least one token.
+    ///
+    /// A hierarchical state can go back to whole meta-chunks only, because it keeps no units of completed chunks.
+    ///
+    /// # Errors
+    ///
+    /// A place in the middle of a meta-chunk or beyond the state's, a light advance rule, or a cache that no longer
+    /// holds what is needed. The state is then as before.
+    pub fn truncate(&mut self, model: &ModelConfig, n_tokens: &[usize]) -> Result<(), TruncateError> {
+        let rows = self.n_tokens().iter().zip(n_tokens).enumerate();
+        for (row, (&current, &wanted)) in rows {
+            if wanted > current {
+                return Err(TruncateError::Ahead { row, current, wanted });
+            }
+            let meta_chunk = model.meta_chunk_tokens();
+            if !wanted.is_multiple_of(meta_chunk) && wanted != current {
+                return Err(TruncateError::InsideChunk { wanted, meta_chunk });
+            }
+        }
+        if self.advance_rule() != AdvanceRule::Hierarchical {
+            return Err(TruncateError::LightRule { rule: self.advance_rule() });
+        }
+        let mut cut = self.clone();
+        for (stage, caches) in cut.caches_mut() {
+            let n_positions: Vec<usize> = n_tokens.iter().map(|&n| positions_after(model, stage, n)).collect();
+            for cache in caches {
+                cache
+                    .truncate(&n_positions)
+                    .map_err(|source| TruncateError::Cache { stage: stage.to_string(), source })?;
+            }
+        }
+        cut.set_n_tokens(n_tokens.to_vec());
+        *self = cut;
+        Ok(())
+    }
+
+    /// Bytes that the caches would hold after `n_new` more tokens of every row: an upper bound.
+    pub fn bytes_after(&self, model: &ModelConfig, n_new: usize) -> usize {
+        let bytes_after = |(stage, caches): (Stage, &[KvCache])| {
+            let n_positions = most_new_positions(model, stage, n_new);
+            caches.iter().map(|cache| cache.bytes_after(n_positions)).sum::<usize>()
+        };
+        let units = self.units().into_iter().map(|(_, store)| store.bytes());
+        self.caches().into_iter().map(bytes_after).chain(units).sum()
+    }
+
+    /// Bytes that caches and unfinished chunks hold.
+    pub fn bytes(&self) -> usize {
+        let caches = self.caches().into_iter().flat_map(|(_, caches)| caches).map(KvCache::bytes);
+        caches.chain(self.units().into_iter().map(|(_, store)| store.bytes())).sum()
+    }
+
+    /// The caches of every stage, encoders first.
+    pub fn caches(&self) -> Vec<(Stage, &[KvCache])> {
         match self {
-            Self::Flat(state) => vec![stage_use(Stage::Stack, &state.stack.caches, 0)],
-            Self::Photon(state) => {
-                let encoders = state.encoders.iter().enumerate().map(|(index, encoder)| {
-                    stage_use(Stage::Encoder(index + 1), &encoder.stack.caches, encoder.unfinished.bytes())
-                });
-                let decoders = state.decoders.iter().enumerate();
+            Self::Flat(state) => vec![(Stage::Stack, &state.stack.caches)],
+            Self::Photon(PhotonState { encoders, decoders, .. }) => {
+                let encoders = encoders.iter().enumerate();
+                let encoders = encoders.map(|(index, state)| (Stage::Encoder(index + 1), &*state.stack.caches));
+                let decoders = decoders.iter().enumerate();
                 encoders
-                    .chain(
-                        decoders.map(|(index, decoder)| stage_use(Stage::Decoder(index + 1), &decoder.stack.caches, 0)),
-                    )
+                    .chain(decoders.map(|(index, state)| (Stage::Decoder(index + 1), &*state.stack.caches)))
                     .collect()
             }
         }
+    }
+
+    /// The caches of every stage, encoders first.
+    pub fn caches_mut(&mut self) -> Vec<(Stage, &mut [KvCache])> {
+        match self {
+            Self::Flat(state) => vec![(Stage::Stack, &mut state.stack.caches)],
+            Self::Photon(PhotonState { encoders, decoders, .. }) => {
+                let encoders = encoders.iter_mut().enumerate();
+                let encoders = encoders.map(|(index, state)| (Stage::Encoder(index + 1), &mut *state.stack.caches));
+                let decoders = decoders.iter_mut().enumerate();
+                encoders
+                    .chain(decoders.map(|(index, state)| (Stage::Decoder(index + 1), &mut *state.stack.caches)))
+                    .collect()
+            }
+        }
+    }
+
+    /// What stands beside the caches: units of unfinished chunks, and what was emitted for units under way.
+    pub(crate) fn units(&self) -> Vec<(String, &RowStore)> {
+        let Self::Photon(PhotonState { encoders, emitted, .. }) = self else { return Vec::new() };
+        let unfinished = encoders.iter().enumerate().map(|(index, state)| (unfinished_name(index), &state.unfinished));
+        unfinished.chain(emitted.iter().enumerate().map(|(index, store)| (emitted_name(index), store))).collect()
+    }
+
+    /// What stands beside the caches.
+    pub(crate) fn units_mut(&mut self) -> Vec<(String, &mut RowStore)> {
+        let Self::Photon(PhotonState { encoders, emitted, .. }) = self else { return Vec::new() };
+        let encoders = encoders.iter_mut().enumerate();
+        let unfinished = encoders.map(|(index, state)| (unfinished_name(index), &mut state.unfinished));
+        unfinished.chain(emitted.iter_mut().enumerate().map(|(index, store)| (emitted_name(index), store))).collect()
+    }
+
+    pub(crate) fn set_n_tokens(&mut self, n_tokens: Vec<usize>) {
+        match self {
+            Self::Photon(state) => state.n_tokens = n_tokens,
+            Self::Flat(state) => state.n_tokens = n_tokens,
+        }
+    }
+
+    /// What the caches hold, stage by stage, encoders first.
+    pub fn cache_use(&self) -> Vec<CacheUse> {
+        let unfinished_bytes = |stage: Stage| match (self, stage) {
+            (Self::Photon(state), Stage::Encoder(level)) => {
+                let emitted = state.emitted.get(level - 1).map_or(0, RowStore::bytes);
+                state.encoders[level - 1].unfinished.bytes() + emitted
+            }
+            _ => 0,
+        };
+        let of_stage = |(stage, caches)| stage_use(stage, caches, unfinished_bytes(stage));
+        self.caches().into_iter().map(of_stage).collect()
+    }
+}
+
+fn unfinished_name(index: usize) -> String {
+    format!("unfinished {}", index + 1)
+}
+
+fn emitted_name(index: usize) -> String {
+    format!("emitted {}", index + 1)
+}
+
+/// Positions that the stack of a stage has run when `n_tokens` tokens, whole meta-chunks, are taken up.
+fn positions_after(model: &ModelConfig, stage: Stage, n_tokens: usize) -> usize {
+    match (model, stage) {
+        (ModelConfig::Photon(config), Stage::Encoder(level)) => n_tokens / config.tokens_per_unit(level),
+        (ModelConfig::Photon(config), Stage::Decoder(level)) => {
+            // The prefix of the next group has run as well.
+            let n_groups = n_tokens / config.tokens_per_unit(level);
+            n_groups * config.group_len(level) + config.levels[level - 1].converter.prefix_len
+        }
+        // The start embedding is a position.
+        _ => n_tokens + 1,
+    }
+}
+
+/// The most positions that the stack of a stage runs for `n_new` tokens.
+fn most_new_positions(model: &ModelConfig, stage: Stage, n_new: usize) -> usize {
+    match (model, stage) {
+        (ModelConfig::Photon(config), Stage::Encoder(level)) => n_new.div_ceil(config.tokens_per_unit(level)),
+        (ModelConfig::Photon(config), Stage::Decoder(level)) => {
+            let n_units = n_new.div_ceil(config.tokens_per_unit(level - 1));
+            let n_groups = n_new.div_ceil(config.tokens_per_unit(level));
+            n_units + n_groups * config.levels[level - 1].converter.prefix_len
+        }
+        _ => n_new,
     }
 }
 

@@ -149,9 +149,9 @@ pub fn generate(
     Ok(Generation { completions, caches: log.into_stages() })
 }
 
-/// The prompts are taken up: from here on tokens go up as the plan says.
+/// Ends the prompts of a fresh state.
 pub(crate) fn end_prompt(state: &mut State, plan: &InferPlan) {
-    state.switch_rule(plan.advance).expect("a fresh state goes over to any rule that was planned for its model");
+    state.end_prompt(plan).expect("a fresh state goes over to any rule that was planned for its model");
 }
 
 /// Takes up the prompts, each in pieces; returns the logits of the token after each, `[B, V]`.

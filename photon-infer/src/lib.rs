@@ -4,6 +4,7 @@
 //! presets      named ways to store and keep caches, and to advance
 //! generate     prompts -> tokens, row by row
 //!   cache_log    what the caches came to
+//! session      generation that keeps to a memory budget, goes back, forks, and lasts
 //! text_stream  token bytes -> text that is safe to print
 //! fidelity     what a way to generate costs against the training forward
 //!   divergence   how far two predictions of one token lie apart
@@ -22,4 +23,5 @@ pub mod fidelity;
 pub mod generate;
 pub mod memory;
 pub mod presets;
+pub mod session;
 pub mod text_stream;

@@ -8,6 +8,7 @@
 mod accounting;
 mod advance;
 mod bad_input;
+mod caches;
 mod causality;
 mod commands;
 mod equivalence;
@@ -16,6 +17,7 @@ mod gradients;
 mod import;
 mod programs;
 mod readme;
+mod sessions;
 mod support;
 mod training;
 mod weights;

@@ -63,6 +63,7 @@ pub struct Packed {
 
 /// Entries as stored.
 #[derive(Clone, Debug)]
+#[expect(clippy::large_enum_variant, reason = "there are few of them, each with far more memory behind it")]
 pub enum Entries {
     /// `[b, H, E, K]` in f32, f16 or bf16.
     Dense(Tensor<4>),

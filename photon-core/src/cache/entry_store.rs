@@ -74,13 +74,18 @@ impl EntryStore {
 
     /// Writes `x [b, H, n, K]` (f32) into `rows`, row `i` from `offsets[i]` on.
     pub(super) fn write(&mut self, rows: &[usize], offsets: &[usize], x: Tensor<4>) {
-        match (&mut self.stored, pack(x, self.format)) {
+        self.write_entries(rows, offsets, pack(x, self.format));
+    }
+
+    /// Writes entries that are in the store's format already.
+    pub(super) fn write_entries(&mut self, rows: &[usize], offsets: &[usize], entries: Entries) {
+        match (&mut self.stored, entries) {
             (Stored::Dense(store), Entries::Dense(values)) => store.write(rows, offsets, values),
             (Stored::Packed { codes, params, .. }, Entries::Packed(packed)) => {
                 codes.write(rows, offsets, packed.codes);
                 params.write(rows, offsets, packed.params);
             }
-            _ => unreachable!("a format packs into its own kind"),
+            _ => panic!("entries of another format than {:?}", self.format),
         }
     }
 
@@ -131,7 +136,7 @@ impl EntryStore {
 }
 
 /// How the parameters of packed entries are stored: in two bytes where the device can.
-fn params_dtype(device: &Device) -> DType {
+pub(super) fn params_dtype(device: &Device) -> DType {
     match device.supports_dtype(DType::F16) {
         true => DType::F16,
         false => DType::F32,

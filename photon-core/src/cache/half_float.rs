@@ -24,8 +24,8 @@ impl Stored for f16 {
         let bits = u32::from(self.to_bits());
         let magnitude = bits & 0x7fff;
         let finite = (f32::from_bits(magnitude << 13) * REBIAS).to_bits();
-        let special = if magnitude >= FIRST_SPECIAL { 0x7f80_0000 } else { 0 };
-        f32::from_bits(finite | special | (bits & 0x8000) << 16)
+        let finite_or_special = if magnitude < FIRST_SPECIAL { finite } else { finite | 0x7f80_0000 };
+        f32::from_bits(finite_or_special | (bits & 0x8000) << 16)
     }
 }
 

@@ -16,9 +16,10 @@ use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use burn::tensor::{Device, Tensor, TensorData};
+use serde::{Deserialize, Serialize};
 
 use super::attend::{attend, attend_with_weights};
-use super::config::{Budget, CacheConfig};
+use super::config::{Budget, CacheConfig, Storage};
 use super::entries::Segment;
 use super::error::CacheError;
 use super::pack::unpack;
@@ -56,7 +57,7 @@ pub struct KvCache {
 }
 
 /// What has happened in a cache so far, over all rows.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Counters {
     /// Entries written.
     pub written: usize,
@@ -158,8 +159,7 @@ impl KvCache {
 
     /// Keeps of the prompt what the policy wants to keep of it.
     pub fn end_prompt(&mut self) {
-        let rows: Vec<usize> = (0..self.rows.len()).collect();
-        self.evict(&rows, Schedule::PromptEnd);
+        self.evict(&self.all_rows(), Schedule::PromptEnd);
     }
 
     /// Entries stored for `row`.
@@ -210,7 +210,7 @@ impl KvCache {
     /// Copies of one row of a cache that never drops anything share what the row holds.
     pub fn select_rows(&mut self, rows: &[usize]) {
         let is_fork = rows.len() > 1 && rows.iter().all(|&row| row == rows[0]);
-        if is_fork && self.reach.is_full() && self.config.policy.ranking().is_none() {
+        if is_fork && self.never_drops() {
             self.share(rows[0]);
         }
         self.shared = self.shared.take().filter(|_| rows.iter().any(|&row| self.rows[row].n_shared > 0));
@@ -235,9 +235,9 @@ impl KvCache {
     }
 
     fn check_truncate(&self, row: &CachedRow, n_positions: usize) -> Result<(), CacheError> {
-        let Some(newest) = row.positions().next_back().filter(|&newest| newest >= n_positions) else {
+        if row.n_seen <= n_positions {
             return Ok(());
-        };
+        }
         if let Some(ranking) = self.config.policy.ranking() {
             let policy = self.config.policy.name();
             // Where attention drops entries as well, what is missing cannot be told from what was evicted.
@@ -254,32 +254,55 @@ impl KvCache {
             return Err(CacheError::Dropped { n_positions });
         }
         let has_tail = self.tail.is_some();
-        if has_tail && self.first_exact(n_positions) != self.first_exact(newest + 1) {
+        if has_tail && self.first_exact(n_positions) != self.first_exact(row.n_seen) {
             return Err(CacheError::Packed { n_positions });
         }
         Ok(())
     }
 
-    /// Turns to a policy of the same kind with another budget.
-    pub fn set_policy(&mut self, config: &CacheConfig) {
-        self.config.policy = config.policy.clone();
-        let rows: Vec<usize> = (0..self.rows.len()).collect();
-        self.evict(&rows, Schedule::EveryBlock);
-        self.give_back_room();
+    /// Gives the policy another budget, which holds at once.
+    ///
+    /// # Panics
+    ///
+    /// If the policy has no budget.
+    pub fn set_budget(&mut self, budget: Budget) {
+        let ranking = self.config.policy.ranking().expect("a policy with a budget");
+        let schedule = ranking.schedule();
+        self.config.policy = ranking.with_budget(budget);
+        self.evict(&self.all_rows(), schedule);
+        self.fit();
     }
 
-    /// Stores the entries anew, as `config` says.
-    pub fn restore_as(&mut self, config: &CacheConfig) {
+    /// Stores keys and values otherwise, those that are there included.
+    pub fn set_storage(&mut self, keys: Storage, values: Storage) {
+        (self.config.keys, self.config.values) = (keys, values);
         self.move_to_front();
-        let (n_rows, longest) = (self.rows.len(), self.longest_main());
-        let rows: Vec<usize> = (0..n_rows).collect();
-        let mut main = PairStore::new(config, n_rows, self.shape, self.main.capacity(), &self.device);
+        let (rows, longest) = (self.all_rows(), self.longest_main());
+        let capacity = longest.max(1);
+        let mut main = PairStore::new(&self.config, rows.len(), self.shape, capacity, &self.device);
         if longest > 0 {
             let Segment { keys, values } = self.main.read(&rows, 0, longest);
-            main.write(&rows, &vec![0; n_rows], unpack(keys), unpack(values));
+            main.write(&rows, &vec![0; rows.len()], unpack(keys), unpack(values));
         }
         self.main = main;
-        (self.config.keys, self.config.values) = (config.keys, config.values);
+        if let Some(shared) = self.shared.take() {
+            let n_shared = shared.n_entries();
+            let Segment { keys, values } = shared.read(1, n_shared);
+            let mut store = PairStore::new(&self.config, 1, self.shape, n_shared, &self.device);
+            store.write(&[0], &[0], unpack(keys), unpack(values));
+            self.shared = Some(Shared::from_own(store.read(&[0], 0, n_shared)));
+        }
+    }
+
+    /// Gives back the room that no entry takes.
+    fn fit(&mut self) {
+        self.move_to_front();
+        let longest = self.longest_main();
+        self.main.resize(longest, longest.max(1));
+    }
+
+    fn all_rows(&self) -> Vec<usize> {
+        (0..self.rows.len()).collect()
     }
 
     fn settles_by_block(&self) -> bool {
@@ -440,8 +463,7 @@ impl KvCache {
         let started = Instant::now();
         for &row in rows {
             let cached = &self.rows[row];
-            let Some(newest) = cached.positions().next_back() else { continue };
-            let first_exact = self.first_exact(newest + 1);
+            let first_exact = self.first_exact(cached.n_seen);
             let n_tail = cached.n_tail;
             let n_leaving = cached.positions().rev().take(n_tail).filter(|&position| position < first_exact).count();
             if n_leaving == 0 {
@@ -467,8 +489,8 @@ impl KvCache {
                 return;
             };
             let cached = &self.rows[row];
-            let Some(newest) = cached.positions().next_back() else { continue };
-            let n_budget = ranking.budget().entries(newest + 1, entry_bytes);
+            let n_seen = cached.n_seen;
+            let n_budget = ranking.budget().entries(n_seen, entry_bytes);
             // A budget in entries or bytes is never passed, so the next block must find room.
             let n_keep = match (ranking.budget(), schedule) {
                 (Budget::Share(_), _) | (_, Schedule::PromptEnd) => n_budget,
@@ -478,7 +500,7 @@ impl KvCache {
             let n_evicted = cached.len() - places.len();
             if n_evicted > 0 {
                 self.keep(row, &places);
-                self.rows[row].evicted_at = newest + 1;
+                self.rows[row].evicted_at = n_seen;
                 self.counters.evicted += n_evicted;
             }
         }
@@ -608,6 +630,19 @@ impl KvCache {
         }
     }
 
+    /// Makes ready for copies of a cache of one row, so that they share what it holds.
+    ///
+    /// A cache that drops entries, or holds several rows, is left as it is.
+    pub fn share_for_fork(&mut self) {
+        if self.rows.len() == 1 && self.never_drops() {
+            self.share(0);
+        }
+    }
+
+    fn never_drops(&self) -> bool {
+        self.reach.is_full() && self.config.policy.ranking().is_none()
+    }
+
     /// Moves the main entries of a row to the shared part, which all rows then hold.
     fn share(&mut self, row: usize) {
         let cached = &mut self.rows[row];
@@ -635,5 +670,8 @@ fn key_norms(keys: &Tensor<4>) -> Vec<Vec<f32>> {
     norms.chunks(n_new).take(batch).map(<[f32]>::to_vec).collect()
 }
 
+mod record;
 #[cfg(test)]
 mod tests;
+
+pub(crate) use record::CacheRecord;

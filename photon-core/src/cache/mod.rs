@@ -22,6 +22,7 @@ mod entry_store;
 pub mod error;
 mod flex;
 mod half_float;
+mod heads;
 pub mod kv_cache;
 pub mod pack;
 mod pair_store;

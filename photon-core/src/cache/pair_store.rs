@@ -61,6 +61,13 @@ impl PairStore {
         self.values.write(rows, offsets, values);
     }
 
+    /// Writes entries that are in the store's formats already.
+    pub(super) fn write_segment(&mut self, rows: &[usize], segment: Segment) {
+        let offsets = vec![0; rows.len()];
+        self.keys.write_entries(rows, &offsets, segment.keys);
+        self.values.write_entries(rows, &offsets, segment.values);
+    }
+
     pub(super) fn read(&self, rows: &[usize], start: usize, end: usize) -> Segment {
         Segment { keys: self.keys.read(rows, start, end), values: self.values.read(rows, start, end) }
     }

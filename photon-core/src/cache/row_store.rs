@@ -3,7 +3,7 @@
 //! Caches and the buffers of unfinished chunks stand on it. It counts nothing: who writes knows where.
 
 use burn::tensor::kind::Numeric;
-use burn::tensor::{DType, Device, Float, Int, Tensor};
+use burn::tensor::{DType, Device, Float, Int, Tensor, TensorData};
 
 /// `[B, H, capacity, K]`, written along the third axis.
 #[derive(Clone, Debug)]
@@ -67,6 +67,25 @@ impl<N: Numeric> RowStore<N> {
             true => values,
             false => values.select(0, indices(rows, &self.values.device())),
         }
+    }
+
+    /// All that is stored.
+    pub fn read_all(&self) -> Tensor<4, N> {
+        self.values.clone()
+    }
+
+    /// Replaces all that is stored.
+    ///
+    /// # Errors
+    ///
+    /// Numbers of another shape or dtype.
+    pub fn write_all(&mut self, data: TensorData) -> Result<(), String> {
+        let (shape, dtype) = (self.values.dims(), self.values.dtype());
+        if data.shape().to_vec() != shape || data.dtype() != dtype {
+            return Err(format!("is {:?} {:?}, expected {dtype:?} {shape:?}", data.dtype(), data.shape()));
+        }
+        self.values = Tensor::from_data(data, (&self.values.device(), dtype));
+        Ok(())
     }
 
     /// Makes room for `capacity` positions, keeping the first `keep` of every row.

@@ -10,6 +10,8 @@ use super::policy::EntryStats;
 pub(super) struct CachedRow {
     /// Absolute positions of all entries.
     positions: Vec<u32>,
+    /// Positions seen so far: the next one's number.
+    pub(super) n_seen: usize,
     /// Entries that other rows share.
     pub(super) n_shared: usize,
     /// Entries in the tail.
@@ -45,10 +47,19 @@ impl CachedRow {
         self.start + self.n_main()
     }
 
+    /// Whether its numbers fit together.
+    pub(super) fn is_consistent(&self, is_ranked: bool) -> bool {
+        self.positions.is_sorted_by(|a, b| a < b)
+            && self.n_shared.checked_add(self.n_tail).is_some_and(|n| n <= self.len())
+            && self.start.checked_add(self.len()).is_some()
+            && self.stats.len() == if is_ranked { self.len() } else { 0 }
+    }
+
     /// Takes note of new entries at the end of the row.
     pub(super) fn push(&mut self, positions: &[usize], is_tail: bool) {
         self.positions.extend(positions.iter().map(|&position| u32::try_from(position).expect("fewer than 2^32")));
         self.n_tail += if is_tail { positions.len() } else { 0 };
+        self.n_seen = positions[positions.len() - 1] + 1;
     }
 
     /// Forgets the oldest `n` entries of the main store, which stay where they lie.
@@ -82,6 +93,7 @@ impl CachedRow {
     pub(super) fn truncate(&mut self, n_positions: usize) {
         let n_kept = self.positions.partition_point(|&position| (position as usize) < n_positions);
         let n_dropped = self.len() - n_kept;
+        self.n_seen = self.n_seen.min(n_positions);
         self.positions.truncate(n_kept);
         self.stats.truncate(n_kept);
         self.n_tail = self.n_tail.saturating_sub(n_dropped);

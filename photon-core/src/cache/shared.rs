@@ -22,6 +22,15 @@ impl Shared {
         Self { segment: Segment { keys, values } }
     }
 
+    /// Entries of one row that are nobody else's.
+    pub(super) fn from_own(segment: Segment) -> Self {
+        Self { segment }
+    }
+
+    pub(super) fn n_entries(&self) -> usize {
+        self.segment.keys.dims()[SEQ]
+    }
+
     pub(super) fn bytes(&self) -> usize {
         self.segment.keys.bytes() + self.segment.values.bytes()
     }
@@ -57,10 +66,11 @@ fn join(earlier: Option<Entries>, own: Entries) -> Entries {
             params: Tensor::cat(vec![earlier.params, own.params], SEQ),
             packing: own.packing,
         }),
-        (_, Entries::Dense(own)) => Entries::Dense(copy(own)),
-        (_, Entries::Packed(own)) => {
+        (None, Entries::Dense(own)) => Entries::Dense(copy(own)),
+        (None, Entries::Packed(own)) => {
             Entries::Packed(Packed { codes: copy(own.codes), params: copy(own.params), packing: own.packing })
         }
+        _ => panic!("a cache stores in one format"),
     }
 }
 

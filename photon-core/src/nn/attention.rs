@@ -6,7 +6,7 @@
 
 use burn::module::{Module, Param};
 use burn::nn::Linear;
-use burn::tensor::{Device, Int, Tensor, TensorData};
+use burn::tensor::{Device, Tensor, TensorData};
 
 use super::activations::Activations;
 use super::block_pick::BlockPick;
@@ -146,25 +146,24 @@ impl Attention {
     ///
     /// Blocks become batch rows, so one call serves all of them.
     fn weigh_blocks(&self, q: Tensor<4>, k: Tensor<4>, v: Tensor<4>, blocks: &BlocksMask) -> Tensor<3> {
-        let BlocksMask { len, back, ref lasting, ref mask } = *blocks;
+        let &BlocksMask { len, back, ref lasting, ref mask } = blocks;
         let [batch, n_positions, n_heads, head_dim] = q.dims();
         let n_blocks = n_positions.div_ceil(len);
         let rows = batch * n_blocks;
         let q = pad_positions(q, 0, n_blocks * len).reshape([rows, len, n_heads, head_dim]);
+        let (n_lasting, device) = (lasting.len(), q.device());
         let gathered = |x: Tensor<4>| {
             let n_heads = x.dims()[2];
             let width = n_heads * head_dim;
-            let lasting = lasting.clone().map(|lasting| {
-                let n_lasting = lasting.dims()[0];
-                let entries = x.clone().select(1, lasting).reshape([batch, 1, n_lasting, width]);
-                entries.expand([batch, n_blocks, n_lasting, width])
+            let copies = (n_lasting > 0).then(|| {
+                let entries = x.clone().select(1, indices(lasting, &device));
+                entries.reshape([batch, 1, n_lasting, width]).expand([batch, n_blocks, n_lasting, width])
             });
             let padded = pad_positions(x, back * len, n_blocks * len); // [B, (back + n_blocks) * len, H, K]
             let near = padded.reshape([batch, back + n_blocks, len, width]);
             let shifted = (0..=back).map(|shift| near.clone().narrow(1, shift, n_blocks));
-            let keys = Tensor::cat(shifted.chain(lasting).collect(), 2); // [B, n, E, H*K]
-            let n_keys = keys.dims()[2];
-            keys.reshape([rows, n_keys, n_heads, head_dim])
+            let keys = Tensor::cat(shifted.chain(copies).collect(), 2); // [B, n, E, H*K]
+            keys.reshape([rows, (back + 1) * len + n_lasting, n_heads, head_dim])
         };
         let (k, v) = (gathered(k), gathered(v)); // [B*n, E, H, K]
         let out = self.weigh(heads_first(q), heads_first(k), heads_first(v), mask.clone());
@@ -218,7 +217,7 @@ pub struct BlocksMask {
     /// Blocks before the own one whose keys it meets.
     back: usize,
     /// Positions of the keys that it meets besides, wherever they are.
-    lasting: Option<Tensor<1, Int>>,
+    lasting: Vec<usize>,
     /// `[B * n_blocks, 1, len, (back + 1) * len + n_lasting]`.
     mask: Tensor<4>,
 }
@@ -260,7 +259,6 @@ pub fn sequence_mask(spec: &StackSpec, batch: usize, n_positions: usize, device:
     }
     let mask = Tensor::<4>::from_data(TensorData::new(values, [1, n_blocks, len, n_keys]), device);
     let mask = mask.expand([batch, n_blocks, len, n_keys]).reshape([batch * n_blocks, 1, len, n_keys]);
-    let lasting = (!lasting.is_empty()).then(|| indices(&lasting, device));
     SequenceMask::Blocks(BlocksMask { len, back, lasting, mask })
 }
 

@@ -123,8 +123,9 @@ impl BlockPick {
 
         let mut left = scores.mask_fill(numbers.clone().greater_equal(n_candidates), MASKED);
         let mut mask = Tensor::full(shape, MASKED, &device);
-        let mut indices = Vec::with_capacity(self.top);
-        for _ in 0..self.top.min(n_blocks) {
+        let n_rounds = self.top.min(n_blocks);
+        let mut indices = Vec::with_capacity(n_rounds);
+        for _ in 0..n_rounds {
             let best = left.clone().max_dim(BLOCKS).expand(shape);
             let is_best = left.clone().greater_equal(best).bool_and(left.clone().greater_scalar(MASKED));
             // The first of the best; no block bears the number n_blocks.

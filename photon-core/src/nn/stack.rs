@@ -120,6 +120,7 @@ impl Stack {
     pub fn step(&self, x: Tensor<3>, state: &mut StackState, rows: &[usize], positions: &[Vec<usize>]) -> Tensor<3> {
         let rotation = self.rotation(positions, &x.device());
         let activations = state.activations;
+        assert_eq!(state.caches.len(), self.blocks.len(), "the caches of this stack have been given up");
         let x = self.blocks.iter().zip(&mut state.caches).fold(x, |x, (block, cache)| {
             block.run(x, activations, |attention, x| {
                 attention.step(x, rotation.as_ref(), cache, rows, positions, activations)

@@ -1,7 +1,7 @@
 //! Attention that reads entries as they are stored.
 
+mod kernels;
 mod native;
-mod rows;
 mod stock;
 
 use burn::tensor::{FloatDType, Tensor};

@@ -136,19 +136,31 @@ fn views_are_read_where_they_lie() {
 }
 
 #[test]
-fn groups_of_odd_length_and_many_queries_go_by_the_stock_way() {
+fn groups_of_odd_length_agree() {
     let odd = EntryFormat::Int4 { group: 13 };
-    let segments = [segment([1, 2, 9, 52], odd, odd, 1)];
-    let [keys, values] = whole(&segments);
-    for n_queries in [1, 200] {
+    assert_agrees(&normal([1, 2, 3, 52], 5), &[segment([1, 2, 9, 52], odd, odd, 1)], &no_mask(), None, "odd");
+}
+
+#[test]
+fn many_queries_and_parameters_in_f32_go_by_the_stock_way() {
+    let int4 = EntryFormat::Int4 { group: 26 };
+    let few = [segment([1, 2, 9, 52], int4, int4, 1), segment([1, 2, 3, 52], int4, EntryFormat::F32, 3)];
+    let with_f32_params = |entries: &Entries| match entries.clone() {
+        Entries::Packed(packed) => {
+            Entries::Packed(Packed { params: packed.params.clone().cast(FloatDType::F32), ..packed })
+        }
+        dense => dense,
+    };
+    let as_without_f16 = few
+        .clone()
+        .map(|segment| Segment { keys: with_f32_params(&segment.keys), values: with_f32_params(&segment.values) });
+    let [keys, values] = whole(&few);
+    for (n_queries, segments, is_native) in [(1, &few, true), (200, &few, false), (1, &as_without_f16, false)] {
         let q = normal([1, 2, n_queries, 52], 5);
-        assert!(!native::serves(&q, &segments));
+        assert_eq!(native::serves(&q, segments), is_native);
         let expected = fused::attention(q.clone(), keys.clone(), values.clone(), no_mask());
-        assert_close(&attend(q, &segments, no_mask(), None), &expected, "unpacked");
+        assert_close(&attend(q, segments, no_mask(), None), &expected, "either way");
     }
-    let dense = [segment([1, 2, 9, 52], EntryFormat::F32, EntryFormat::F32, 1)];
-    assert!(native::serves(&normal([1, 2, 1, 52], 5), &dense));
-    assert!(!native::serves(&normal([1, 2, 200, 52], 5), &dense));
 }
 
 #[test]

@@ -232,7 +232,8 @@ impl Pair {
         let config = &self.reference.config;
         match self.cache.truncate(&n_positions) {
             Ok(()) => {
-                for (row, n_positions) in n_positions.into_iter().enumerate() {
+                let rows = n_positions.into_iter().zip(n_seen).enumerate();
+                for (row, (n_positions, _)) in rows.filter(|(_, (n_positions, n_seen))| n_positions < n_seen) {
                     self.reference.replay(row, n_positions);
                 }
             }

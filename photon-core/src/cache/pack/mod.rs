@@ -61,10 +61,10 @@ pub fn pack(x: Tensor<4>, format: EntryFormat) -> Entries {
 pub fn unpack(entries: Entries) -> Tensor<4> {
     match entries {
         Entries::Dense(numbers) => numbers.inner().cast(FloatDType::F32),
-        Entries::Packed(packed) => match flex::serves(&packed.codes.device()) && packed.params.dtype() == DType::F16 {
-            true => native::unpack(packed),
-            false => stock::unpack(packed),
-        },
+        Entries::Packed(packed) => {
+            let is_native = flex::serves(&packed.codes.device()) && packed.params.dtype() == DType::F16;
+            if is_native { native::unpack(Entries::Packed(packed)) } else { stock::unpack(packed) }
+        }
     }
 }
 

@@ -1,13 +1,13 @@
 //! Packing on the CPU backend, group by group.
 
-use burn::tensor::{Shape, Tensor, TensorData, f16};
+use burn::tensor::{Tensor, TensorData, f16};
 use pulp::NullaryFnOnce;
 use rayon::prelude::*;
 
 use super::{F16_STEP, MAX_F16, MAX_INT4, MAX_INT8, MIN_SCALE};
-use crate::cache::entries::{Code, Packed, Packing};
+use crate::cache::entries::{Code, Entries, Packed, Packing};
 use crate::cache::flex::{self, Lines};
-use crate::cache::half_float::Stored;
+use crate::cache::heads::{Head, OpenEntries};
 use crate::cache::vectorized::vectorized;
 
 /// See [`super::pack`]; `x` is in f32.
@@ -24,19 +24,17 @@ pub(super) fn pack(x: Tensor<4>, packing: Packing) -> Packed {
     }
 }
 
-/// See [`super::unpack`]; parameters are in f16.
-pub(super) fn unpack(packed: Packed) -> Tensor<4> {
-    let Packed { codes, params, packing } = packed;
-    let [batch, _, n_entries, _] = codes.dims();
-    let (codes, params) = (Lines::words(codes), Lines::floats(params.inner()));
-    let shape = Shape::new([batch, packing.n_heads, n_entries, packing.head_dim]);
-    let mut numbers = vec![0.0; shape.num_elements()];
-    let head_len = (n_entries * packing.head_dim).max(1);
+/// See [`super::unpack`]; entries are readable.
+pub(super) fn unpack(entries: Entries) -> Tensor<4> {
+    let [batch, n_heads, n_entries, head_dim] = entries.dims();
+    let entries = OpenEntries::new(entries);
+    let mut numbers = vec![0.0; batch * n_heads * n_entries * head_dim];
+    let head_len = (n_entries * head_dim).max(1);
     numbers.par_chunks_mut(head_len).enumerate().for_each(|(index, numbers)| {
-        let (row, head) = (index / packing.n_heads, index % packing.n_heads);
-        vectorized(UnpackHead { codes: &codes, params: &params, packing, row, head, numbers });
+        let stored = entries.head(index / n_heads, index % n_heads);
+        vectorized(UnpackHead { stored, numbers });
     });
-    flex::from_floats(TensorData::new(numbers, shape))
+    flex::from_floats(TensorData::new(numbers, [batch, n_heads, n_entries, head_dim]))
 }
 
 struct Pack<'a> {
@@ -118,11 +116,7 @@ fn round_up(x: f32) -> f16 {
 }
 
 struct UnpackHead<'a> {
-    codes: &'a Lines,
-    params: &'a Lines,
-    packing: Packing,
-    row: usize,
-    head: usize,
+    stored: Head<'a>,
     numbers: &'a mut [f32],
 }
 
@@ -131,37 +125,6 @@ impl NullaryFnOnce for UnpackHead<'_> {
 
     #[inline(always)]
     fn call(self) {
-        let Packing { code, group, head_dim, .. } = self.packing;
-        let words = self.codes.tensor().storage::<i32>();
-        let params = self.params.tensor().storage::<f16>();
-        let first_word = self.codes.start(self.row, 0) + self.head * self.packing.words_per_head();
-        let first_param = self.params.start(self.row, 0) + self.head * self.packing.params_per_head();
-        let mut codes = vec![0.0; self.packing.words_per_head() * code.per_word()];
-        for (entry, numbers) in self.numbers.chunks_exact_mut(head_dim).enumerate() {
-            let words = &words[first_word + entry * self.codes.line_stride()..][..self.packing.words_per_head()];
-            let params = &params[first_param + entry * self.params.line_stride()..][..self.packing.params_per_head()];
-            match code {
-                Code::Int8 => split_words::<4>(words, &mut codes, |word, i| word << (24 - 8 * i) >> 24),
-                Code::Int4 => split_words::<8>(words, &mut codes, |word, i| word >> (4 * i) & 15),
-            }
-            let groups = numbers.chunks_exact_mut(group).zip(codes.chunks_exact(group));
-            for ((numbers, codes), params) in groups.zip(params.chunks_exact(code.n_params())) {
-                let scale = params[0].widen();
-                let minimum = if code == Code::Int4 { params[1].widen() } else { 0.0 };
-                for (x, code) in numbers.iter_mut().zip(codes) {
-                    *x = code * scale + minimum;
-                }
-            }
-        }
-    }
-}
-
-/// Codes of words, `N` to a word, as floats.
-#[inline(always)]
-fn split_words<const N: usize>(words: &[i32], codes: &mut [f32], code: impl Fn(i32, usize) -> i32) {
-    for (word, codes) in words.iter().zip(codes.as_chunks_mut::<N>().0) {
-        for (i, slot) in codes.iter_mut().enumerate() {
-            *slot = code(*word, i) as f32;
-        }
+        self.stored.read(0, self.numbers);
     }
 }
