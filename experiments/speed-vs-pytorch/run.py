@@ -22,8 +22,8 @@ FLAT = "configs/model/flat-small.toml"
 PHOTON = "configs/model/photon-3l-small.toml"
 
 
-def run(command: list[str]) -> dict:
-    """Runs a command in the repository's root and reads the JSON object it prints."""
+def run(command: list[str]):
+    """Runs a command in the repository's root and reads the JSON it prints."""
     print(" ".join(command), file=sys.stderr)
     output = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE).stdout
     return json.loads(output)
@@ -33,7 +33,7 @@ def photon(binaries: Path, config: str, args: argparse.Namespace) -> dict:
     train = run([str(binaries / "photon-train"), "bench", config, "--batch-size", str(args.batch_size),
                  "--seq-len", str(args.seq_len), "--steps", str(args.steps), "--device", "cpu", "--format", "json"])
     decode = run([str(binaries / "photon-infer"), "bench", "--config", config, "--prompt-tokens", "128",
-                  "--decode-tokens", "257", "--device", "cpu", "--format", "json"])
+                  "--decode-tokens", "257", "--device", "cpu", "--format", "json"])[0]
     return {"training_tokens_per_sec": train["training_tokens_per_sec"],
             "decode_tokens_per_sec": decode["decode_tokens_per_sec"],
             "matmul_gflops": train["matmul_gflops"], "training_mfu": train["training_mfu"],

@@ -130,7 +130,7 @@ impl Checkpoint {
                 return Err(CheckpointError::NotACheckpoint { path: folder.into(), file });
             }
         }
-        let config = config_file::load_model(&folder.join(CONFIG), &[])?;
+        let config = load_config(folder)?;
         let tokenizer = Tokenizer::load(&folder.join(TOKENIZER))?;
         if tokenizer.vocab_size() != config.vocab_size() {
             return Err(CheckpointError::Vocabulary {
@@ -145,6 +145,19 @@ impl Checkpoint {
         check_size(&header, &config, &weights)?;
         let model = load_weights(&config, &header, &weights, device)?;
         Ok(Self { model, tokenizer })
+    }
+}
+
+/// Reads only what the model of a folder is.
+///
+/// # Errors
+///
+/// A config that is missing or wrong.
+pub fn load_config(folder: &Path) -> Result<ModelConfig, CheckpointError> {
+    let path = folder.join(CONFIG);
+    match path.is_file() {
+        true => Ok(config_file::load_model(&path, &[])?),
+        false => Err(CheckpointError::NotACheckpoint { path: folder.into(), file: CONFIG }),
     }
 }
 

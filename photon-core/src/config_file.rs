@@ -10,9 +10,13 @@ use serde::de::DeserializeOwned;
 use toml::{Table, Value};
 
 use crate::config::{ConfigError, ModelConfig};
+use crate::infer_config::InferConfig;
 
 /// Keys whose value is one of several variants: another variant replaces it, whatever fields it had.
-const VARIANT_KEYS: [&str; 4] = ["attention", "pick", "positions", "held_out"];
+const VARIANT_KEYS: [&str; 7] = ["attention", "pick", "positions", "held_out", "policy", "budget", "floor"];
+
+/// What serde says of a variant's name where its fields should follow.
+const BARE_VARIANT: &str = "invalid type: unit variant";
 
 /// How deep `base` files may nest: a ring of files is an error, not a hang.
 const MAX_BASES: usize = 16;
@@ -76,7 +80,10 @@ pub enum ConfigFileError {
 ///
 /// A file that cannot be read or parsed, a ring of bases, an override that fits nowhere.
 pub fn load_table(path: &Path, overrides: &[String]) -> Result<Table, ConfigFileError> {
-    let mut table = load_with_bases(path, 0)?;
+    with_overrides(load_with_bases(path, 0)?, overrides)
+}
+
+fn with_overrides(mut table: Table, overrides: &[String]) -> Result<Table, ConfigFileError> {
     for text in overrides {
         apply_override(&mut table, text)?;
     }
@@ -92,7 +99,10 @@ pub fn parse<T: DeserializeOwned>(table: Table, path: &Path) -> Result<T, Config
     serde_path_to_error::deserialize(Value::Table(table)).map_err(|error| ConfigFileError::Schema {
         path: path.into(),
         key: error.path().to_string(),
-        reason: error.inner().to_string().trim().to_owned(),
+        reason: match error.inner().message() {
+            reason if reason.starts_with(BARE_VARIANT) => "needs settings: write `{ name = { ... } }`".to_owned(),
+            reason => reason.to_owned(),
+        },
     })
 }
 
@@ -123,8 +133,30 @@ pub fn load_model(path: &Path, overrides: &[String]) -> Result<ModelConfig, Conf
     parse_model(load_table(path, overrides)?, path)
 }
 
+/// Reads how to generate. Values are checked against a model by [`InferConfig::plan`].
+///
+/// # Errors
+///
+/// As [`load_table`] and [`parse`].
+pub fn load_infer(path: &Path, overrides: &[String]) -> Result<InferConfig, ConfigFileError> {
+    parse(load_table(path, overrides)?, path)
+}
+
+/// As [`load_infer`], of a text that no file need hold; `path` is named in errors, and bases lie beside it.
+///
+/// # Errors
+///
+/// As [`load_infer`].
+pub fn parse_infer(text: &str, path: &Path, overrides: &[String]) -> Result<InferConfig, ConfigFileError> {
+    parse(with_overrides(table_of(text, path, 0)?, overrides)?, path)
+}
+
 fn load_with_bases(path: &Path, depth: usize) -> Result<Table, ConfigFileError> {
     let text = std::fs::read_to_string(path).map_err(|source| ConfigFileError::Read { path: path.into(), source })?;
+    table_of(&text, path, depth)
+}
+
+fn table_of(text: &str, path: &Path, depth: usize) -> Result<Table, ConfigFileError> {
     let mut table: Table =
         text.parse().map_err(|source| ConfigFileError::Syntax { path: path.into(), source: Box::new(source) })?;
     resolve_bases(&mut table, path, depth)?;
@@ -279,5 +311,57 @@ mod tests {
         std::fs::write(&list, "[[levels]]\nx = 1").unwrap();
         let error = load_table(&list, &["levels.4.x=2".into()]).unwrap_err().to_string();
         assert!(error.contains("`4` is no index of a list of 1 entries"), "{error}");
+    }
+
+    #[test]
+    fn caches_are_set_by_file_and_by_override() {
+        use crate::cache::config::{Budget, Storage};
+        use crate::cache::policy::{PolicyConfig, Window};
+
+        let file = "advance = \"chunk\"\nmemory_budget_bytes = 1000\n[[caches]]\nstages = \"top encoder\"\n\
+                    values = \"int4\"\npolicy = { tova = { budget = { entries = 64 } } }\n";
+        let load = |overrides: &[&str]| {
+            let overrides: Vec<String> = overrides.iter().map(|&text| text.to_owned()).collect();
+            parse_infer(file, "a.toml".as_ref(), &overrides).unwrap_or_else(|error| panic!("{error}"))
+        };
+        let config = load(&[]);
+        assert_eq!(config.memory_budget_bytes, Some(1000));
+        assert_eq!((config.caches[0].keys, config.caches[0].values), (None, Some(Storage::Int4)));
+
+        let config = load(&["caches.0.policy.window.recent=8", "caches.0.keys=int8", "advance=recursive"]);
+        assert_eq!(config.caches[0].policy, Some(PolicyConfig::Window(Window { recent: 8, sinks: 0 })));
+        assert_eq!(config.caches[0].keys, Some(Storage::Int8));
+        let config = load(&["caches.0.policy.tova.budget.share=0.5", "caches.0.floor.bytes=100"]);
+        let Some(PolicyConfig::Tova(tova)) = &config.caches[0].policy else { panic!("{config:?}") };
+        assert_eq!((tova.budget, config.caches[0].floor), (Budget::Share(0.5), Some(Budget::Bytes(100))));
+    }
+
+    #[test]
+    fn a_wrong_line_about_caches_is_named() {
+        for (line, key, said) in [
+            ("activation = \"int8\"", "activation", "unknown field `activation`"),
+            ("advance = \"recursiv\"", "advance", "expected one of `hierarchical`, `chunk`, `recursive`"),
+            ("memory_budget_bytes = -1", "memory_budget_bytes", "invalid value: integer `-1`"),
+            ("caches = [{ keys = \"int8\" }]", "caches[0]", "missing field `stages`"),
+            ("caches = [{ stages = \"middle\" }]", "caches[0].stages", "unknown stages \"middle\"; use \"all\""),
+            ("caches = [{ stages = \"all\", kyes = \"int8\" }]", "caches[0].kyes", "unknown field `kyes`"),
+            ("caches = [{ stages = \"all\", keys = \"int3\" }]", "caches[0].keys", "unknown variant `int3`"),
+            ("caches = [{ stages = \"all\", policy = \"lru\" }]", "caches[0].policy.lru", "needs settings"),
+            (
+                "caches = [{ stages = \"all\", policy = { windw = { recent = 1 } } }]",
+                "caches[0].policy.windw",
+                "unknown variant `windw`",
+            ),
+            (
+                "caches = [{ stages = \"all\", policy = { random = { budget = { kilos = 1 } } } }]",
+                "caches[0].policy.random.budget.kilos",
+                "expected one of `entries`, `bytes`, `share`",
+            ),
+        ] {
+            let error = parse_infer(line, "a.toml".as_ref(), &[]).unwrap_err().to_string();
+            assert!(error.starts_with(&format!("a.toml: at `{key}`: ")) && error.contains(said), "{line}: {error}");
+        }
+        let error = load_infer("no/such.toml".as_ref(), &[]).unwrap_err().to_string();
+        assert!(error.contains("cannot read the config no/such.toml"), "{error}");
     }
 }

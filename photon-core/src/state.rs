@@ -1,7 +1,7 @@
 //! What generation carries from token to token: one field per stage, mirroring the models.
 
 use burn::tensor::Tensor;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::advance::{AdvanceError, AdvanceRule};
 use crate::cache::error::CacheError;
@@ -81,7 +81,7 @@ pub enum TruncateError {
 }
 
 /// What the caches of one stage hold, and what they have done.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct CacheUse {
     /// `encoder 1`, `decoder 2`, ... or `stack`.
     pub stage: String,

@@ -1,15 +1,19 @@
 //! The loop from prompts to text: one model call a step for all rows that still run.
 //!
 //! Rows stand wherever their prompts end. A row that meets its end leaves the batch; the others do not notice.
+//! Several continuations of one prompt are a batch of their own: the prompt goes through the model once, and they share
+//! what its caches hold.
 
 use burn::tensor::Tensor;
 use photon_core::checkpoint::Checkpoint;
+use photon_core::infer_config::InferPlan;
 use photon_core::model::Model;
 use photon_core::sampler::{Sampler, SamplerError, SamplingConfig};
-use photon_core::state::State;
+use photon_core::state::{CacheUse, State};
 use photon_core::tokenizer::{ByteStream, TokenizerError};
 use serde::Serialize;
 
+use crate::cache_log::CacheLog;
 use crate::text_stream::TextStream;
 
 /// Tokens of a prompt that go through the model at once; the result does not depend on it.
@@ -24,6 +28,20 @@ pub struct GenerateConfig {
     pub sampling: SamplingConfig,
     /// Texts that end a row; they are not part of its text.
     pub stops: Vec<String>,
+    /// Continuations of each prompt, at least 1. Continuation s of prompt p is row `p * samples + s`, and draws from
+    /// the stream of random numbers of that row, which the seed and the row decide.
+    pub samples: usize,
+    /// How caches store and keep entries, and how generated tokens go up; made for the model.
+    pub plan: InferPlan,
+}
+
+/// What came of it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Generation {
+    /// One for each row.
+    pub completions: Vec<Completion>,
+    /// The caches: sizes are the largest at the end of a row, counters go over all rows.
+    pub caches: Vec<CacheUse>,
 }
 
 /// Why nothing is generated any more.
@@ -80,6 +98,14 @@ pub struct Completion {
 /// Told each piece of text: row and text. An error ends the generation.
 pub type Emit<'a> = dyn FnMut(usize, &str) -> std::io::Result<()> + 'a;
 
+/// Rows that go through the model together.
+struct Batch<'a> {
+    running: Vec<Row<'a>>,
+    state: State,
+    /// Of the next token of each row.
+    logits: Vec<Vec<f32>>,
+}
+
 /// A row under way.
 struct Row<'a> {
     index: usize,
@@ -96,60 +122,36 @@ struct Row<'a> {
 /// # Errors
 ///
 /// A prompt that the tokenizer refuses, logits that are not finite.
+///
+/// # Panics
+///
+/// If no samples are asked for, or the plan is for another model.
 pub fn generate(
     checkpoint: &Checkpoint,
     prompts: &[String],
     config: &GenerateConfig,
     emit: &mut Emit,
-) -> Result<Vec<Completion>, GenerateError> {
-    let Checkpoint { model, tokenizer } = checkpoint;
+) -> Result<Generation, GenerateError> {
+    assert!(config.samples > 0, "no sample is asked for");
     let encode = |(row, prompt): (usize, &String)| {
-        tokenizer.encode(prompt.as_bytes(), "the prompt").map_err(|source| GenerateError::Prompt { row, source })
+        let ids = checkpoint.tokenizer.encode(prompt.as_bytes(), "the prompt");
+        ids.map_err(|source| GenerateError::Prompt { row, source })
     };
     let prompts: Vec<Vec<u32>> = prompts.iter().enumerate().map(encode).collect::<Result<_, _>>()?;
-    let mut completions: Vec<Option<Completion>> = prompts.iter().map(|_| None).collect();
-    let (mut state, first_logits) = model.begin(prompts.len());
-    let mut running: Vec<Row> = prompts
-        .iter()
-        .enumerate()
-        .map(|(index, prompt)| Row {
-            index,
-            prompt_tokens: prompt.len(),
-            sampler: Sampler::new(config.sampling, index as u64),
-            bytes: tokenizer.stream(prompt),
-            text_stream: TextStream::new(config.stops.clone()),
-            token_ids: Vec::new(),
-            text: String::new(),
-        })
-        .collect();
-    let mut logits = rows_of(prefill(model, &mut state, &prompts, first_logits));
-
-    while !running.is_empty() {
-        let mut staying = Vec::with_capacity(running.len());
-        let mut ended = Vec::new();
-        for (place, (row, logits)) in running.iter_mut().zip(&logits).enumerate() {
-            match row.advance(logits, config, tokenizer.eos_id(), emit)? {
-                Some(reason) => ended.push((place, reason)),
-                None => staying.push(place),
-            }
-        }
-        for (place, reason) in ended.into_iter().rev() {
-            let row = running.remove(place);
-            let index = row.index;
-            completions[index] = Some(row.finish(reason, emit)?);
-        }
-        if running.is_empty() {
-            break;
-        }
-        if staying.len() < state.n_rows() {
-            state.select_rows(&staying);
-        }
-        let rows: Vec<usize> = (0..running.len()).collect();
-        let newest: Vec<Vec<u32>> =
-            running.iter().map(|row| row.token_ids[row.token_ids.len() - 1..].to_vec()).collect();
-        logits = rows_of(model.extend(&mut state, &rows, &newest));
+    let prompts_at_once = if config.samples == 1 { prompts.len().max(1) } else { 1 };
+    let mut completions: Vec<Option<Completion>> = vec![None; prompts.len() * config.samples];
+    let mut log = CacheLog::default();
+    for (index, prompts) in prompts.chunks(prompts_at_once).enumerate() {
+        let batch = Batch::begin(checkpoint, prompts, index * prompts_at_once * config.samples, config);
+        batch.run(checkpoint, config, emit, &mut |row, completion| completions[row] = Some(completion), &mut log)?;
     }
-    Ok(completions.into_iter().map(|row| row.expect("every row ends")).collect())
+    let completions = completions.into_iter().map(|row| row.expect("every row ends")).collect();
+    Ok(Generation { completions, caches: log.into_stages() })
+}
+
+/// Ends the prompts of a fresh state.
+pub(crate) fn end_prompt(state: &mut State, plan: &InferPlan) {
+    state.end_prompt(plan).expect("a fresh state goes over to any rule that was planned for its model");
 }
 
 /// Takes up the prompts, each in pieces; returns the logits of the token after each, `[B, V]`.
@@ -169,10 +171,73 @@ pub(crate) fn prefill(model: &Model, state: &mut State, prompts: &[Vec<u32>], fi
 }
 
 /// `[b, V]` as `b` lists.
-fn rows_of(logits: Tensor<2>) -> Vec<Vec<f32>> {
+pub(crate) fn rows_of(logits: Tensor<2>) -> Vec<Vec<f32>> {
     let [_, vocab_size] = logits.dims();
     let values: Vec<f32> = logits.try_into_vec_as().expect("logits are f32");
     values.chunks(vocab_size).map(<[f32]>::to_vec).collect()
+}
+
+impl<'a> Batch<'a> {
+    /// Takes up one prompt with all its samples, or several with one each.
+    fn begin(checkpoint: &'a Checkpoint, prompts: &[Vec<u32>], first_row: usize, config: &GenerateConfig) -> Self {
+        let Checkpoint { model, tokenizer } = checkpoint;
+        let repeated = prompts.iter().flat_map(|prompt| std::iter::repeat_n(prompt, config.samples));
+        let row = |(place, prompt): (usize, &Vec<u32>)| Row {
+            index: first_row + place,
+            prompt_tokens: prompt.len(),
+            sampler: Sampler::new(config.sampling, (first_row + place) as u64),
+            bytes: tokenizer.stream(prompt),
+            text_stream: TextStream::new(config.stops.clone()),
+            token_ids: Vec::new(),
+            text: String::new(),
+        };
+        let running: Vec<Row> = repeated.enumerate().map(row).collect();
+        let (mut state, first_logits) = model.begin_with(prompts.len(), &config.plan);
+        let mut logits = rows_of(prefill(model, &mut state, prompts, first_logits));
+        end_prompt(&mut state, &config.plan);
+        if config.samples > 1 {
+            state.select_rows(&vec![0; config.samples]);
+            logits = vec![logits.remove(0); config.samples];
+        }
+        Self { running, state, logits }
+    }
+
+    /// Goes on until every row has ended; `finished` is told each with its row.
+    fn run(
+        mut self,
+        Checkpoint { model, tokenizer }: &Checkpoint,
+        config: &GenerateConfig,
+        emit: &mut Emit,
+        finished: &mut dyn FnMut(usize, Completion),
+        log: &mut CacheLog,
+    ) -> Result<(), GenerateError> {
+        loop {
+            let mut staying = Vec::with_capacity(self.running.len());
+            let mut ended = Vec::new();
+            for (place, (row, logits)) in self.running.iter_mut().zip(&self.logits).enumerate() {
+                match row.advance(logits, config, tokenizer.eos_id(), emit)? {
+                    Some(reason) => ended.push((place, reason)),
+                    None => staying.push(place),
+                }
+            }
+            for (place, reason) in ended.into_iter().rev() {
+                let row = self.running.remove(place);
+                finished(row.index, row.finish(reason, emit)?);
+            }
+            if self.running.is_empty() {
+                log.close(&self.state.cache_use());
+                return Ok(());
+            }
+            if staying.len() < self.state.n_rows() {
+                log.note(&self.state.cache_use());
+                self.state.select_rows(&staying);
+            }
+            let rows: Vec<usize> = (0..self.running.len()).collect();
+            let newest: Vec<Vec<u32>> =
+                self.running.iter().map(|row| row.token_ids[row.token_ids.len() - 1..].to_vec()).collect();
+            self.logits = rows_of(model.extend(&mut self.state, &rows, &newest));
+        }
+    }
 }
 
 impl Row<'_> {

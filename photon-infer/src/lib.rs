@@ -1,14 +1,27 @@
-//! Generation: from a checkpoint and prompts to text, and how fast.
+//! Generation: from a checkpoint and prompts to text, how fast, and how faithfully.
 //!
 //! ```text
-//! generate     prompts -> tokens, row by row, with the exact `hierarchical` advance rule
+//! presets      named ways to store and keep caches, and to advance
+//! generate     prompts -> tokens, row by row
+//!   cache_log    what the caches came to
+//! session      generation that keeps to a memory budget, goes back, forks, and lasts
 //! text_stream  token bytes -> text that is safe to print
+//! fidelity     what a way to generate costs against the training forward
+//!   divergence   how far two predictions of one token lie apart
+//!   feedback     whether generated tokens reach what comes after
 //! bench        how fast, and how large the caches
+//! memory       what the process holds
 //! ```
 //!
 //! The model, its decode state and the sampler are `photon-core`'s.
 
 pub mod bench;
+mod cache_log;
+pub mod divergence;
+pub mod feedback;
+pub mod fidelity;
 pub mod generate;
+pub mod memory;
+pub mod presets;
 pub mod session;
 pub mod text_stream;

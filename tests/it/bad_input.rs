@@ -391,6 +391,12 @@ fn arguments_out_of_range_are_refused() {
         (["bench", "--model", &model, "--decode-tokens=1"], "--decode-tokens 1"),
         (["bench", "--model", &model, "--batch-size=0"], "at least 1"),
         (["bench", "--model", &model, "--config=a.toml"], "cannot be used with"),
+        (["bench", "--model", &model, "--memory-gib=0"], "must be a number above 0"),
+        (["bench", "--model", &model, "--regime=64k"], "[possible values: prefill-heavy, decode-heavy, 8k, 32k]"),
+        (["generate", "--model", &model, "--samples=0"], "at least 1"),
+        (["generate", "--model", &model, "--preset=no/such.toml"], "cannot read the config no/such.toml"),
+        (["generate", "--model", &model, "--set=caches.0.kyes=int8"], "preset exact: at `caches[0].kyes`"),
+        (["generate", "--model", &model, "--set=caches.0.stages=stack"], "preset exact: caches.0.stages = stack: this"),
     ] {
         assert_says(&complaint_of(photon_infer(args)), &[said]);
     }

@@ -9,8 +9,8 @@ use photon_train::config::RunConfig;
 use serde_json::Value;
 
 use crate::programs::{
-    CHEAP, assert_says, json_of, load, path_of, photon_infer, photon_train, program, repository, set, shell_words,
-    shipped_text, stdout_of, tiny_checkpoint, write_tiny_run,
+    CHEAP, assert_says, complaint_of, json_of, load, path_of, photon_infer, photon_train, program, repository, set,
+    shell_words, shipped_text, stdout_of, tiny_checkpoint, write_tiny_run,
 };
 
 fn configs(folder: &str) -> Vec<PathBuf> {
@@ -210,6 +210,60 @@ fn a_stop_text_ends_a_row_before_itself() {
 }
 
 #[test]
+fn samples_of_a_prompt_are_rows_with_choices_of_their_own() {
+    let rest = ["--max-tokens", "24", "--seed", "5", "--temperature", "1.0"];
+    let prompts = ["--prompt", "Captain Ahab said", "--prompt", "The "];
+    let sampled = generate(&[&prompts[..], &["--samples", "3"], &rest].concat());
+    let rows: Vec<(&str, u64)> =
+        sampled.iter().map(|row| (row["prompt"].as_str().unwrap(), row["sample"].as_u64().unwrap())).collect();
+    let expected = ["Captain Ahab said", "The "].map(|prompt| [0, 1, 2].map(|sample| (prompt, sample))).concat();
+    assert_eq!(rows, expected);
+    // Row 0 draws as it does alone; others draw otherwise.
+    assert_eq!(sampled[0], generate(&[&prompts[..2], &rest].concat())[0]);
+    let texts: std::collections::BTreeSet<&str> = sampled.iter().map(|row| row["text"].as_str().unwrap()).collect();
+    assert_eq!(texts.len(), 6);
+
+    let greedy = generate(&[&prompts[..], &["--samples", "2", "--temperature", "0", "--max-tokens", "24"]].concat());
+    let alone = generate(&[&prompts[..], &["--temperature", "0", "--max-tokens", "24"]].concat());
+    for (row, line) in greedy.iter().enumerate() {
+        assert_eq!(line["text"], alone[row / 2]["text"]);
+    }
+}
+
+#[test]
+fn what_the_caches_did_is_told_on_request() {
+    let args = ["--prompt", "Captain Ahab said", "--max-tokens", "40", "--temperature", "0"];
+    let stages_of = |rest: &[&str]| {
+        let mut lines = generate(&[&args[..], &["--stats"], rest].concat());
+        lines.pop().unwrap()["caches"].as_array().unwrap().clone()
+    };
+    let exact = stages_of(&[]);
+    let names: Vec<&str> = exact.iter().map(|stage| stage["stage"].as_str().unwrap()).collect();
+    assert_eq!(names, ["encoder 1", "encoder 2", "decoder 1", "decoder 2"]);
+    // Nothing is taken up after the last token.
+    assert_eq!(exact[0]["entries"], (17 + 39) / 2);
+    assert_eq!((&exact[0]["storage"], &exact[0]["evicted_entries"]), (&"f32/f32".into(), &0.into()));
+
+    // One prompt, stored once for all its samples.
+    let shared = stages_of(&["--samples", "3"]);
+    let [used, used_by_three] = [&exact, &shared].map(|stages| stages[0]["used_bytes"].as_u64().unwrap());
+    assert!(shared[0]["shared_bytes"].as_u64().unwrap() > 0 && used_by_three < 3 * used, "{shared:?}");
+
+    let set = ["--set", "caches.0.policy.random.budget.entries=8", "--set", "caches.0.block=2"];
+    let evicting = stages_of(&[&["--preset", "int8-int4", "--set", "caches.0.stages=encoder 1"], &set[..]].concat());
+    assert_eq!((&evicting[0]["storage"], &evicting[0]["policy"]), (&"int8/int4".into(), &"random".into()));
+    assert!(evicting[0]["evicted_entries"].as_u64().unwrap() > 0, "{evicting:?}");
+    assert!(evicting[0]["entries"].as_u64().unwrap() <= 8, "{evicting:?}");
+
+    let mut command = photon_infer(["generate", "--stats", "--model"]);
+    command.arg(tiny_checkpoint()).args(args).args(["--preset", "tiny-memory"]);
+    let output = command.assert().success().get_output().clone();
+    let table = String::from_utf8(output.stderr).unwrap();
+    assert_says(&table, &["storing, ms", "int4/int4", "tova", "window"]);
+    assert!(String::from_utf8(output.stdout).unwrap().starts_with("Captain Ahab said"));
+}
+
+#[test]
 fn text_is_printed_after_its_prompt() {
     let model = text(tiny_checkpoint());
     let args = ["generate", "--model", &model, "--max-tokens", "12", "--temperature", "0", "--prompt", "The "];
@@ -233,6 +287,8 @@ fn inference_is_measured_on_checkpoints_and_configs() {
         (vec!["--config", &flat, "--set", "stack.n_layers=1"], "stack", 12 + 1),
     ] {
         let json = json_of(photon_infer([&["bench", "--format", "json"], &source[..], &sizes].concat())).remove(0);
+        assert_eq!(json.as_array().unwrap().len(), 1);
+        let json = &json[0];
         for key in ["prefill_tokens_per_sec", "decode_tokens_per_sec", "time_to_first_token_secs"] {
             assert!(json[key].as_f64().unwrap() > 0.0, "{json}");
         }
@@ -244,7 +300,65 @@ fn inference_is_measured_on_checkpoints_and_configs() {
         assert_eq!(cache["entries"], entries, "{json}");
 
         let table = stdout_of(photon_infer([&["bench"], &source[..], &sizes].concat()));
-        assert_says(&table, &["device cpu, batch 2, prompt 9, decode 4", "decode tokens/s", grows, "total"]);
+        assert_says(&table, &["device cpu, prompt 9, decode 4", "decode tokens/s", grows, "total"]);
+    }
+}
+
+#[test]
+fn models_and_presets_are_compared_in_one_session() {
+    let config = |name: &str| text(&repository().join("configs/model").join(name));
+    let (photon, flat) = (config("photon-3l-tiny.toml"), config("flat-small.toml"));
+    let args = ["bench", "--config", &photon, "--config", &flat, "--preset", "exact,int4,recursive"];
+    let sizes = ["--regime", "8k", "--prompt-tokens", "70", "--decode-tokens", "2", "--repeats", "1"];
+    let command = photon_infer([&args[..], &sizes, &["--format", "json", "--device", "cpu"]].concat());
+    let json = json_of(command).remove(0);
+    let lines = json.as_array().unwrap();
+    let pairs: Vec<(&str, &str)> =
+        lines.iter().map(|line| (line["model"].as_str().unwrap(), line["preset"].as_str().unwrap())).collect();
+    // A flat model has nothing that could be recursive.
+    let expected = [(&*photon, "exact"), (&photon, "int4"), (&photon, "recursive"), (&flat, "exact"), (&flat, "int4")];
+    assert_eq!(pairs, expected);
+    let number = |line: &Value, key: &str| line[key].as_f64().unwrap_or_else(|| panic!("{key}: {line}"));
+    for pair in [[0, 1], [3, 4]] {
+        let [exact, int4] = pair.map(|index| number(&lines[index], "cache_used_bytes"));
+        assert!(int4 < 0.2 * exact, "{exact} {int4}");
+    }
+    for line in lines {
+        let decode = number(line, "decode_tokens_per_sec");
+        let gib = number(line, "cache_allocated_bytes") / f64::from(1 << 30);
+        let per_gib = number(line, "decode_tokens_per_sec_per_cache_gib");
+        assert!((per_gib - decode / gib).abs() < 1e-6 * per_gib, "{line}");
+        if cfg!(target_os = "linux") {
+            assert!(number(line, "peak_memory_bytes") > number(line, "cache_allocated_bytes"), "{line}");
+            assert!(number(line, "decode_tokens_per_sec_per_gib") < per_gib, "{line}");
+        }
+    }
+}
+
+#[test]
+fn a_batch_fills_the_memory_given_to_its_caches() {
+    let model = text(tiny_checkpoint());
+    let bench = |rest: &[&str]| {
+        let sizes = ["--prompt-tokens", "9", "--decode-tokens", "2", "--repeats", "1", "--format", "json"];
+        let json = json_of(photon_infer([&["bench", "--model", &model], rest, &sizes].concat())).remove(0);
+        let number = |key: &str| json[0][key].as_u64().unwrap();
+        (json[0]["config"]["batch_size"].as_u64().unwrap(), number("cache_allocated_bytes"))
+    };
+    let (_, row_bytes) = bench(&[]);
+    let gib = |rows: f64| (row_bytes as f64 * rows / f64::from(1 << 30)).to_string();
+    assert_eq!(bench(&["--memory-gib", &gib(3.5)]), (3, 3 * row_bytes));
+    let command = photon_infer(["bench", "--model", &model, "--memory-gib", &gib(0.5)]);
+    assert_says(&complaint_of(command), &["the caches of one row take", "give more memory"]);
+}
+
+#[test]
+fn presets_are_listed_and_shown() {
+    let listed = stdout_of(photon_infer(["presets"]));
+    for path in configs("infer") {
+        let name = path.file_stem().unwrap().to_str().unwrap();
+        assert!(listed.lines().any(|line| line.split_whitespace().next() == Some(name)), "{name}: {listed}");
+        let shown = stdout_of(photon_infer(["presets", name]));
+        assert_eq!(shown, std::fs::read_to_string(&path).unwrap());
     }
 }
 

@@ -12,6 +12,7 @@ mod caches;
 mod causality;
 mod commands;
 mod equivalence;
+mod fidelity;
 mod gradients;
 mod import;
 mod programs;

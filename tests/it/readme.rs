@@ -117,9 +117,19 @@ fn made_small(name: &str, words: Vec<String>, folder: &Path) -> Vec<String> {
             args.replace_option("--model", &tiny_checkpoint().display().to_string());
             args.set_option("--max-tokens", "8");
         }
+        ("infer", "presets") => {}
+        ("infer", "fidelity") => {
+            args.replace_option("--model", &tiny_checkpoint().display().to_string());
+            args.replace_option("--text", &text.display().to_string());
+            for (option, value) in [("--context", "64"), ("--prompt", "16"), ("--max-tokens", "128")] {
+                args.set_option(option, value);
+            }
+        }
         ("infer", "bench") => {
             args.replace_option("--model", &tiny_checkpoint().display().to_string());
-            if let Some(config) = args.0.iter().position(|word| word == "--config") {
+            args.replace_option("--memory-gib", "0.004");
+            let configs = (0..args.0.len()).filter(|&at| args.0[at] == "--config");
+            for config in configs.collect::<Vec<_>>() {
                 args.shrink_model(config + 1);
             }
             for (option, value) in [("--prompt-tokens", "16"), ("--decode-tokens", "4"), ("--repeats", "1")] {

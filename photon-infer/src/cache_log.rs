@@ -1,0 +1,75 @@
+//! What caches came to over a generation, in which rows leave and batches follow each other.
+
+use photon_core::state::CacheUse;
+
+/// The largest sizes seen, and the counters of every batch added up.
+#[derive(Debug, Default)]
+pub(crate) struct CacheLog {
+    stages: Vec<CacheUse>,
+}
+
+impl CacheLog {
+    /// Takes note of the sizes of a batch under way.
+    pub(crate) fn note(&mut self, now: &[CacheUse]) {
+        if self.stages.is_empty() {
+            let uncounted = |stage: &CacheUse| CacheUse {
+                written_entries: 0,
+                evicted_entries: 0,
+                storing_secs: 0.0,
+                ..stage.clone()
+            };
+            self.stages = now.iter().map(uncounted).collect();
+        }
+        for (largest, now) in self.stages.iter_mut().zip(now) {
+            largest.entries = largest.entries.max(now.entries);
+            largest.used_bytes = largest.used_bytes.max(now.used_bytes);
+            largest.allocated_bytes = largest.allocated_bytes.max(now.allocated_bytes);
+            largest.shared_bytes = largest.shared_bytes.max(now.shared_bytes);
+            largest.unfinished_bytes = largest.unfinished_bytes.max(now.unfinished_bytes);
+        }
+    }
+
+    /// Takes note of the sizes of a batch at its end, and counts what its caches did.
+    pub(crate) fn close(&mut self, last: &[CacheUse]) {
+        self.note(last);
+        for (sum, last) in self.stages.iter_mut().zip(last) {
+            sum.written_entries += last.written_entries;
+            sum.evicted_entries += last.evicted_entries;
+            sum.storing_secs += last.storing_secs;
+        }
+    }
+
+    /// Stage by stage.
+    pub(crate) fn into_stages(self) -> Vec<CacheUse> {
+        self.stages
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn stage(used_bytes: usize, written_entries: usize) -> CacheUse {
+        CacheUse {
+            stage: "stack".into(),
+            entries: used_bytes,
+            used_bytes,
+            allocated_bytes: used_bytes,
+            shared_bytes: 0,
+            unfinished_bytes: 0,
+            written_entries,
+            evicted_entries: written_entries,
+            storing_secs: 1.0,
+        }
+    }
+
+    #[test]
+    fn sizes_are_the_largest_and_counters_the_sums_over_batches() {
+        let mut log = CacheLog::default();
+        log.note(&[stage(8, 1)]);
+        log.close(&[stage(4, 3)]);
+        log.close(&[stage(6, 2)]);
+        let expected = CacheUse { storing_secs: 2.0, ..stage(8, 5) };
+        assert_eq!(log.into_stages(), [expected]);
+    }
+}

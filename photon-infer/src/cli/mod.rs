@@ -1,0 +1,92 @@
+//! Arguments to calls, results to stdout, notes to stderr.
+
+mod bench;
+mod fidelity;
+mod generate;
+mod presets;
+
+use std::io::Write;
+
+use anyhow::{Context, Result};
+use clap::{Parser, Subcommand, ValueEnum};
+use comfy_table::Table;
+use photon_core::config::ModelConfig;
+use photon_core::infer_config::InferPlan;
+use photon_infer::presets::load_preset;
+
+const EXAMPLES: &str = "\
+Examples:
+  photon-infer generate --model runs/quickstart/checkpoints/best --prompt \"The whale\" --max-tokens 200
+  photon-infer generate --model MODEL --prompt One --prompt Two --temperature 0 --format json
+  photon-infer generate --model MODEL --prompt Once --samples 4 --preset exact-int8 --stats
+  photon-infer presets
+  photon-infer fidelity --model MODEL --text book.txt --preset exact,exact-int8,int4
+  photon-infer bench --model runs/quickstart/checkpoints/best
+  photon-infer bench --config photon.toml --config flat.toml --preset exact,int4 --regime decode-heavy --memory-gib 2";
+
+/// Generates text from photon checkpoints; measures how fast, and how faithfully.
+#[derive(Parser)]
+#[command(version, after_help = EXAMPLES)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Continue prompts.
+    Generate(generate::GenerateArgs),
+    /// List the named ways to store and keep caches.
+    Presets(presets::PresetsArgs),
+    /// Measure what presets cost in quality, against the training forward on a text.
+    Fidelity(fidelity::FidelityArgs),
+    /// Measure prefill and decode speed, time to first token, cache bytes and memory.
+    Bench(bench::BenchArgs),
+}
+
+/// How results are printed.
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Format {
+    Text,
+    Json,
+}
+
+/// Runs the command that the arguments name.
+pub(crate) fn run() -> Result<()> {
+    match Cli::parse().command {
+        Command::Generate(args) => generate::run(args),
+        Command::Presets(args) => presets::run(&args),
+        Command::Fidelity(args) => fidelity::run(&args),
+        Command::Bench(args) => bench::run(&args),
+    }
+}
+
+/// A note for the person at the terminal.
+fn log(line: impl std::fmt::Display) {
+    let _ = writeln!(std::io::stderr(), "{line}");
+}
+
+/// A line of results.
+fn print(line: impl std::fmt::Display) -> Result<()> {
+    Ok(writeln!(std::io::stdout(), "{line}")?)
+}
+
+/// The plan of a preset for a model.
+fn plan(preset: &str, overrides: &[String], model: &ModelConfig) -> Result<InferPlan> {
+    load_preset(preset, overrides)?.plan(model).with_context(|| format!("preset {preset}"))
+}
+
+/// A table that Markdown reads too.
+fn table(header: &[&str]) -> Table {
+    let mut table = Table::new();
+    table.load_style(comfy_table::presets::ASCII_MARKDOWN);
+    table.set_header(header.to_vec());
+    table
+}
+
+fn parse_positive(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(0) | Err(_) => Err("must be a whole number of at least 1".into()),
+        Ok(n) => Ok(n),
+    }
+}
