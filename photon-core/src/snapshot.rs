@@ -13,7 +13,9 @@ use sha2::{Digest, Sha256};
 use crate::advance::AdvanceRule;
 use crate::atomic_file;
 use crate::cache::kv_cache::{CacheRecord, KvCache};
+use crate::infer_config::InferConfig;
 use crate::model::Model;
+use crate::nn::activations::Activations;
 use crate::state::State;
 
 /// Version of the names and the record.
@@ -60,6 +62,7 @@ struct StateRecord {
     model: String,
     n_tokens: Vec<usize>,
     rule: AdvanceRule,
+    activations: Activations,
     /// By stage; none where the advance rule has given them up.
     caches: BTreeMap<String, Vec<CacheRecord>>,
 }
@@ -81,7 +84,8 @@ pub fn save(state: &State, model: &Model, path: &Path) -> Result<(), SnapshotErr
         tensors.insert(name, store.read_all().into_data());
     }
     let n_tokens = state.n_tokens().to_vec();
-    let record = StateRecord { model: fingerprint(model), n_tokens, rule: state.advance_rule(), caches };
+    let (rule, activations) = (state.advance_rule(), state.activations());
+    let record = StateRecord { model: fingerprint(model), n_tokens, rule, activations, caches };
     let record = serde_json::to_string(&record).expect("a record is plain data");
     let metadata = HashMap::from([(FORMAT_KEY.to_owned(), FORMAT_VERSION.to_owned()), (RECORD_KEY.to_owned(), record)]);
     let views: Vec<(&String, TensorView<'_>)> = tensors
@@ -114,7 +118,7 @@ pub fn load(path: &Path, model: &Model) -> Result<State, SnapshotError> {
         found => return Err(damaged(format!("format version {}, expected {FORMAT_VERSION}", found.unwrap_or("none")))),
     }
     let record = said(RECORD_KEY).ok_or_else(|| damaged("it holds no record".into()))?;
-    let StateRecord { model: of_model, n_tokens, rule, mut caches } =
+    let StateRecord { model: of_model, n_tokens, rule, activations, mut caches } =
         serde_json::from_str(record).map_err(|error| damaged(error.to_string()))?;
     if of_model != fingerprint(model) {
         return Err(SnapshotError::OtherModel { path: path.into() });
@@ -129,7 +133,9 @@ pub fn load(path: &Path, model: &Model) -> Result<State, SnapshotError> {
         return Err(damaged("it has no rows".into()));
     }
 
-    let (mut state, _) = model.begin(n_tokens.len());
+    let config = InferConfig { activations, ..InferConfig::default() };
+    let plan = config.plan(&model.config()).expect("dense caches fit every model");
+    let (mut state, _) = model.begin_with(n_tokens.len(), &plan);
     state.switch_rule(rule).map_err(|error| damaged(error.to_string()))?;
     state.set_n_tokens(n_tokens);
     for (stage, of_stage) in state.caches_mut() {

@@ -11,6 +11,7 @@ use crate::config::ModelConfig;
 use crate::decoder::DecoderState;
 use crate::encoder::EncoderState;
 use crate::infer_config::{InferPlan, Stage};
+use crate::nn::activations::Activations;
 use crate::nn::stack::StackState;
 
 /// The decode state of any model.
@@ -122,6 +123,14 @@ impl State {
         match self {
             Self::Photon(state) => state.rule,
             Self::Flat(_) => AdvanceRule::Hierarchical,
+        }
+    }
+
+    /// Rounding of the inputs of matrix products.
+    pub fn activations(&self) -> Activations {
+        match self {
+            Self::Photon(state) => state.decoders[0].stack.activations,
+            Self::Flat(state) => state.stack.activations,
         }
     }
 

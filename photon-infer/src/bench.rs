@@ -10,8 +10,8 @@ use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use serde::{Deserialize, Serialize};
 
-use crate::generate::{end_prompt, prefill};
 use crate::memory::peak_memory_bytes;
+use crate::session::Session;
 
 /// Bytes of a GiB.
 pub const GIB: f64 = (1u64 << 30) as f64;
@@ -142,16 +142,14 @@ fn run_once(model: &Model, plan: &InferPlan, config: BenchConfig) -> Run {
         .collect();
     let rows: Vec<usize> = (0..config.batch_size).collect();
     let started = Instant::now();
-    let (mut state, first) = model.begin_with(config.batch_size, plan);
-    let logits = prefill(model, &mut state, &prompts, first);
-    end_prompt(&mut state, plan);
+    let (mut session, logits) = Session::begin(model, plan, &prompts).expect("no memory budget is set");
     let mut newest = likeliest(logits);
     let first = started.elapsed();
     for _ in 1..config.decode_tokens {
-        newest = likeliest(model.extend(&mut state, &rows, &newest));
+        newest = likeliest(session.extend(&rows, &newest).expect("no memory budget is set"));
     }
     let all = started.elapsed();
-    Run { first_secs: first.as_secs_f64(), decode_secs: (all - first).as_secs_f64(), caches: state.cache_use() }
+    Run { first_secs: first.as_secs_f64(), decode_secs: (all - first).as_secs_f64(), caches: session.cache_use() }
 }
 
 fn allocated_bytes(caches: &[CacheUse]) -> usize {

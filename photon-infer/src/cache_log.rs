@@ -2,10 +2,16 @@
 
 use photon_core::state::CacheUse;
 
+use crate::session::{Relief, Session, SessionError};
+
 /// The largest sizes seen, and the counters of every batch added up.
 #[derive(Debug, Default)]
 pub(crate) struct CacheLog {
-    stages: Vec<CacheUse>,
+    pub(crate) stages: Vec<CacheUse>,
+    /// What gave way for want of memory.
+    pub(crate) reliefs: Vec<Relief>,
+    /// Why a batch ended before its time.
+    pub(crate) refusal: Option<SessionError>,
 }
 
 impl CacheLog {
@@ -30,18 +36,18 @@ impl CacheLog {
     }
 
     /// Takes note of the sizes of a batch at its end, and counts what its caches did.
-    pub(crate) fn close(&mut self, last: &[CacheUse]) {
+    pub(crate) fn close(&mut self, session: &Session) {
+        self.reliefs.extend_from_slice(session.reliefs());
+        self.count(&session.cache_use());
+    }
+
+    fn count(&mut self, last: &[CacheUse]) {
         self.note(last);
         for (sum, last) in self.stages.iter_mut().zip(last) {
             sum.written_entries += last.written_entries;
             sum.evicted_entries += last.evicted_entries;
             sum.storing_secs += last.storing_secs;
         }
-    }
-
-    /// Stage by stage.
-    pub(crate) fn into_stages(self) -> Vec<CacheUse> {
-        self.stages
     }
 }
 
@@ -67,9 +73,9 @@ mod tests {
     fn sizes_are_the_largest_and_counters_the_sums_over_batches() {
         let mut log = CacheLog::default();
         log.note(&[stage(8, 1)]);
-        log.close(&[stage(4, 3)]);
-        log.close(&[stage(6, 2)]);
+        log.count(&[stage(4, 3)]);
+        log.count(&[stage(6, 2)]);
         let expected = CacheUse { storing_secs: 2.0, ..stage(8, 5) };
-        assert_eq!(log.into_stages(), [expected]);
+        assert_eq!(log.stages, [expected]);
     }
 }

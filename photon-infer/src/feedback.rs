@@ -10,10 +10,10 @@
 use photon_core::config::{DecoderAttention, ModelConfig};
 use photon_core::infer_config::InferPlan;
 use photon_core::model::Model;
-use photon_core::state::State;
 use serde::Serialize;
 
-use crate::generate::{end_prompt, prefill, rows_of};
+use crate::generate::rows_of;
+use crate::session::Session;
 
 /// Logits that differ by more than this share of the largest have moved; less is rounding.
 const MOVED: f32 = 1e-5;
@@ -44,17 +44,18 @@ pub fn feedback(model: &Model, window: &[u32], n_prompt: usize, plan: &InferPlan
     if later >= window.len() {
         return Feedback::WindowTooShort;
     }
-    let (mut state, first) = model.begin_with(1, plan);
-    prefill(model, &mut state, &[window[..n_prompt].to_vec()], first);
-    end_prompt(&mut state, plan);
+    let prompt = window[..n_prompt].to_vec();
+    let (mut session, _) = Session::begin(model, plan, &[prompt]).expect("no memory budget is set");
+    let step = |session: &mut Session, token_id| {
+        rows_of(session.extend(&[0], &[vec![token_id]]).expect("no memory budget is set")).remove(0)
+    };
     for &token_id in &window[n_prompt..changed] {
-        model.extend(&mut state, &[0], &[vec![token_id]]);
+        step(&mut session, token_id);
     }
-    let mut other = state.clone();
-    let step = |state: &mut State, token_id| rows_of(model.extend(state, &[0], &[vec![token_id]])).remove(0);
+    let mut other = session.clone();
     for (position, &token_id) in window.iter().enumerate().take(window.len() - 1).skip(changed) {
         let other_id = if position == changed { (token_id + 1) % config.vocab_size() as u32 } else { token_id };
-        let (logits, other_logits) = (step(&mut state, token_id), step(&mut other, other_id));
+        let (logits, other_logits) = (step(&mut session, token_id), step(&mut other, other_id));
         if position + 1 >= later && have_moved(&logits, &other_logits) {
             return Feedback::Yes;
         }

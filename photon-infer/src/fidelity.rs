@@ -9,13 +9,14 @@ use burn::tensor::{Int, Tensor, TensorData};
 use photon_core::checkpoint::Checkpoint;
 use photon_core::infer_config::{InferConfig, InferPlan};
 use photon_core::model::Model;
-use photon_core::state::{CacheUse, State};
+use photon_core::state::CacheUse;
 use serde::Serialize;
 
 use crate::divergence::{Divergence, Divergences};
 use crate::feedback::{Feedback, feedback};
-use crate::generate::{end_prompt, prefill, rows_of};
+use crate::generate::rows_of;
 use crate::presets::load_preset;
+use crate::session::Session;
 
 /// How much is looked at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -106,9 +107,8 @@ pub fn windows(token_ids: &[u32], config: &FidelityConfig) -> Result<Vec<Vec<u32
 pub fn f16_bytes(model: &Model, window: &[u32]) -> usize {
     let config: InferConfig = load_preset("f16", &[]).expect("a preset that is built in");
     let plan = config.plan(&model.config()).expect("storage alone fits every model");
-    let (mut state, first) = model.begin_with(1, &plan);
-    prefill(model, &mut state, &[window.to_vec()], first);
-    state.cache_use().iter().map(|stage| stage.used_bytes).sum()
+    let (session, _) = Session::begin(model, &plan, &[window.to_vec()]).expect("no memory budget is set");
+    session.cache_use().iter().map(|stage| stage.used_bytes).sum()
 }
 
 /// Measures one way to generate on [`windows`]; `f16_bytes` is what [`f16_bytes`] says of the first.
@@ -131,9 +131,9 @@ pub fn fidelity(
     let mut caches = Vec::new();
     for rows in windows.chunks(batch_size) {
         let run = TeacherForced { model, rows, n_prompt: prompt_tokens };
-        let (state, spent) = run.compare(plan, &mut divergences);
+        let (session, spent) = run.compare(plan, &mut divergences);
         decoding += spent;
-        caches = state.cache_use().into_iter().map(|stage| one_row(stage, rows.len())).collect();
+        caches = session.cache_use().into_iter().map(|stage| one_row(stage, rows.len())).collect();
     }
     let n_bytes: usize = windows.iter().flat_map(|row| &row[prompt_tokens..]).map(|&id| tokenizer.text_len(id)).sum();
     let bits_per_byte = divergences.nats().map(|nats| nats / std::f64::consts::LN_2 / n_bytes as f64);
@@ -171,7 +171,7 @@ struct TeacherForced<'a> {
 
 impl TeacherForced<'_> {
     /// Returns the state after the last token, and the time that decoding took.
-    fn compare(&self, plan: &InferPlan, divergences: &mut Divergences) -> (State, Duration) {
+    fn compare(&self, plan: &InferPlan, divergences: &mut Divergences) -> (Session<'_>, Duration) {
         let n_rows = self.rows.len();
         let all: Vec<usize> = (0..n_rows).collect();
         let (n_prompt, n_tokens) = (self.n_prompt, self.rows[0].len());
@@ -184,9 +184,8 @@ impl TeacherForced<'_> {
         };
 
         let prompts: Vec<Vec<u32>> = self.rows.iter().map(|row| row[..n_prompt].to_vec()).collect();
-        let (mut state, first) = self.model.begin_with(n_rows, plan);
-        let mut logits = rows_of(prefill(self.model, &mut state, &prompts, first));
-        end_prompt(&mut state, plan);
+        let (mut session, logits) = Session::begin(self.model, plan, &prompts).expect("no memory budget is set");
+        let mut logits = rows_of(logits);
         let mut spent = Duration::ZERO;
         for position in n_prompt..n_tokens {
             for ((row, reference), cached) in self.rows.iter().zip(forward(position)).zip(&logits) {
@@ -194,10 +193,10 @@ impl TeacherForced<'_> {
             }
             let newest: Vec<Vec<u32>> = self.rows.iter().map(|row| vec![row[position]]).collect();
             let started = Instant::now();
-            logits = rows_of(self.model.extend(&mut state, &all, &newest));
+            logits = rows_of(session.extend(&all, &newest).expect("no memory budget is set"));
             spent += started.elapsed();
         }
-        (state, spent)
+        (session, spent)
     }
 
     fn token_ids(&self) -> Tensor<2, Int> {

@@ -7,17 +7,14 @@
 use burn::tensor::Tensor;
 use photon_core::checkpoint::Checkpoint;
 use photon_core::infer_config::InferPlan;
-use photon_core::model::Model;
 use photon_core::sampler::{Sampler, SamplerError, SamplingConfig};
-use photon_core::state::{CacheUse, State};
-use photon_core::tokenizer::{ByteStream, TokenizerError};
+use photon_core::state::CacheUse;
+use photon_core::tokenizer::{ByteStream, Tokenizer, TokenizerError};
 use serde::Serialize;
 
 use crate::cache_log::CacheLog;
+use crate::session::{Relief, Session, SessionError};
 use crate::text_stream::TextStream;
-
-/// Tokens of a prompt that go through the model at once; the result does not depend on it.
-const PIECE_TOKENS: usize = 256;
 
 /// What to generate.
 #[derive(Clone, Debug, PartialEq)]
@@ -36,12 +33,16 @@ pub struct GenerateConfig {
 }
 
 /// What came of it.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Debug)]
 pub struct Generation {
     /// One for each row.
     pub completions: Vec<Completion>,
     /// The caches: sizes are the largest at the end of a row, counters go over all rows.
     pub caches: Vec<CacheUse>,
+    /// What gave way for want of memory, in order.
+    pub reliefs: Vec<Relief>,
+    /// Why rows ended before their time, if memory ran out.
+    pub refusal: Option<SessionError>,
 }
 
 /// Why nothing is generated any more.
@@ -65,6 +66,9 @@ pub enum GenerateError {
         /// What was wrong with them.
         source: SamplerError,
     },
+    /// The prompts do not fit in the memory budget, or cannot be gone on with as planned.
+    #[error("prompt: {0}")]
+    Session(#[from] SessionError),
     /// Nobody takes the text any more.
     #[error("while writing the text: {0}")]
     Emit(#[from] std::io::Error),
@@ -80,6 +84,8 @@ pub enum FinishReason {
     Eos,
     /// A stop text came up.
     Stop,
+    /// The memory budget holds no further token.
+    Memory,
 }
 
 /// A finished row.
@@ -101,7 +107,7 @@ pub type Emit<'a> = dyn FnMut(usize, &str) -> std::io::Result<()> + 'a;
 /// Rows that go through the model together.
 struct Batch<'a> {
     running: Vec<Row<'a>>,
-    state: State,
+    session: Session<'a>,
     /// Of the next token of each row.
     logits: Vec<Vec<f32>>,
 }
@@ -142,32 +148,18 @@ pub fn generate(
     let mut completions: Vec<Option<Completion>> = vec![None; prompts.len() * config.samples];
     let mut log = CacheLog::default();
     for (index, prompts) in prompts.chunks(prompts_at_once).enumerate() {
-        let batch = Batch::begin(checkpoint, prompts, index * prompts_at_once * config.samples, config);
-        batch.run(checkpoint, config, emit, &mut |row, completion| completions[row] = Some(completion), &mut log)?;
+        let batch = Batch::begin(checkpoint, prompts, index * prompts_at_once * config.samples, config)?;
+        batch.run(
+            &checkpoint.tokenizer,
+            config,
+            emit,
+            &mut |row, completion| completions[row] = Some(completion),
+            &mut log,
+        )?;
     }
     let completions = completions.into_iter().map(|row| row.expect("every row ends")).collect();
-    Ok(Generation { completions, caches: log.into_stages() })
-}
-
-/// Ends the prompts of a fresh state.
-pub(crate) fn end_prompt(state: &mut State, plan: &InferPlan) {
-    state.end_prompt(plan).expect("a fresh state goes over to any rule that was planned for its model");
-}
-
-/// Takes up the prompts, each in pieces; returns the logits of the token after each, `[B, V]`.
-///
-/// `first` are the logits of the token after an empty prompt.
-pub(crate) fn prefill(model: &Model, state: &mut State, prompts: &[Vec<u32>], first: Tensor<2>) -> Tensor<2> {
-    let mut logits: Vec<Tensor<2>> = first.split(1, 0);
-    let longest = prompts.iter().map(Vec::len).max().unwrap_or(0);
-    for start in (0..longest).step_by(PIECE_TOKENS) {
-        let rows: Vec<usize> = (0..prompts.len()).filter(|&row| prompts[row].len() > start).collect();
-        let piece = |&row: &usize| prompts[row][start..(start + PIECE_TOKENS).min(prompts[row].len())].to_vec();
-        let pieces: Vec<Vec<u32>> = rows.iter().map(piece).collect();
-        let new = model.extend(state, &rows, &pieces).split(1, 0);
-        rows.into_iter().zip(new).for_each(|(row, new)| logits[row] = new);
-    }
-    Tensor::cat(logits, 0)
+    let CacheLog { stages: caches, reliefs, refusal } = log;
+    Ok(Generation { completions, caches, reliefs, refusal })
 }
 
 /// `[b, V]` as `b` lists.
@@ -179,7 +171,12 @@ pub(crate) fn rows_of(logits: Tensor<2>) -> Vec<Vec<f32>> {
 
 impl<'a> Batch<'a> {
     /// Takes up one prompt with all its samples, or several with one each.
-    fn begin(checkpoint: &'a Checkpoint, prompts: &[Vec<u32>], first_row: usize, config: &GenerateConfig) -> Self {
+    fn begin(
+        checkpoint: &'a Checkpoint,
+        prompts: &[Vec<u32>],
+        first_row: usize,
+        config: &GenerateConfig,
+    ) -> Result<Self, GenerateError> {
         let Checkpoint { model, tokenizer } = checkpoint;
         let repeated = prompts.iter().flat_map(|prompt| std::iter::repeat_n(prompt, config.samples));
         let row = |(place, prompt): (usize, &Vec<u32>)| Row {
@@ -192,20 +189,19 @@ impl<'a> Batch<'a> {
             text: String::new(),
         };
         let running: Vec<Row> = repeated.enumerate().map(row).collect();
-        let (mut state, first_logits) = model.begin_with(prompts.len(), &config.plan);
-        let mut logits = rows_of(prefill(model, &mut state, prompts, first_logits));
-        end_prompt(&mut state, &config.plan);
+        let (mut session, logits) = Session::begin(model, &config.plan, prompts)?;
+        let mut logits = rows_of(logits);
         if config.samples > 1 {
-            state.select_rows(&vec![0; config.samples]);
+            session.select_rows(&vec![0; config.samples]);
             logits = vec![logits.remove(0); config.samples];
         }
-        Self { running, state, logits }
+        Ok(Self { running, session, logits })
     }
 
     /// Goes on until every row has ended; `finished` is told each with its row.
     fn run(
         mut self,
-        Checkpoint { model, tokenizer }: &Checkpoint,
+        tokenizer: &Tokenizer,
         config: &GenerateConfig,
         emit: &mut Emit,
         finished: &mut dyn FnMut(usize, Completion),
@@ -225,17 +221,29 @@ impl<'a> Batch<'a> {
                 finished(row.index, row.finish(reason, emit)?);
             }
             if self.running.is_empty() {
-                log.close(&self.state.cache_use());
+                log.close(&self.session);
                 return Ok(());
             }
-            if staying.len() < self.state.n_rows() {
-                log.note(&self.state.cache_use());
-                self.state.select_rows(&staying);
+            if staying.len() < self.session.state().n_rows() {
+                log.note(&self.session.cache_use());
+                self.session.select_rows(&staying);
             }
             let rows: Vec<usize> = (0..self.running.len()).collect();
             let newest: Vec<Vec<u32>> =
                 self.running.iter().map(|row| row.token_ids[row.token_ids.len() - 1..].to_vec()).collect();
-            self.logits = rows_of(model.extend(&mut self.state, &rows, &newest));
+            match self.session.extend(&rows, &newest) {
+                Ok(logits) => self.logits = rows_of(logits),
+                // What there is by now is kept.
+                Err(refusal @ SessionError::OverBudget { .. }) => {
+                    for row in self.running.drain(..) {
+                        finished(row.index, row.finish(FinishReason::Memory, emit)?);
+                    }
+                    log.close(&self.session);
+                    log.refusal = Some(refusal);
+                    return Ok(());
+                }
+                Err(error) => return Err(error.into()),
+            }
         }
     }
 }

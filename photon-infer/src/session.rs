@@ -73,6 +73,28 @@ impl<'m> Session<'m> {
         (Self { model, plan: plan.clone(), state, reliefs: Vec::new() }, logits)
     }
 
+    /// A session that has taken up a prompt in each row and ended it; the logits of the token after each, `[B, V]`.
+    ///
+    /// # Errors
+    ///
+    /// If memory runs out, or the plan's advance rule cannot be had.
+    ///
+    /// # Panics
+    ///
+    /// If the plan is for another model.
+    pub fn begin(model: &'m Model, plan: &InferPlan, prompts: &[Vec<u32>]) -> Result<(Self, Tensor<2>), SessionError> {
+        let (mut session, first) = Self::new(model, plan, prompts.len());
+        let mut logits = first.split(1, 0);
+        let rows: Vec<usize> = (0..prompts.len()).filter(|&row| !prompts[row].is_empty()).collect();
+        if !rows.is_empty() {
+            let filled: Vec<Vec<u32>> = rows.iter().map(|&row| prompts[row].clone()).collect();
+            let new = session.extend(&rows, &filled)?.split(1, 0);
+            rows.into_iter().zip(new).for_each(|(row, new)| logits[row] = new);
+        }
+        session.end_prompt()?;
+        Ok((session, Tensor::cat(logits, 0)))
+    }
+
     /// Takes up tokens of `rows`, at least one for each, in pieces; returns the logits of the token after each row.
     ///
     /// # Shapes

@@ -134,10 +134,15 @@ fn cache_bytes_are_those_of_the_built_state() {
         for (spec, found) in specs(&case.config).into_iter().zip(state.cache_use()) {
             // What the next position sees of those before it: a bounded cache keeps that and no more.
             let (span, n_positions) = spec(n_tokens);
-            assert_eq!(found.entries, span.live_entries(n_positions), "{}: {}", case.name, found.stage);
+            let n_live = span.live_entries(n_positions);
+            let n_most = if matches!(span, Span::Strided { .. }) { n_live + MOST_WAITING } else { n_live };
+            assert!((n_live..=n_most).contains(&found.entries), "{}: {}", case.name, found.stage);
         }
     }
 }
+
+/// Entries in the midst of others that nobody sees any more wait for a block's worth of them.
+const MOST_WAITING: usize = 16;
 
 type SpanAt = Box<dyn Fn(usize) -> (Span, usize)>;
 
@@ -176,8 +181,10 @@ fn a_strided_cache_grows_by_what_is_kept() {
         state.cache_use()[0].used_bytes as f64
     };
     let growth = cache_cost(&case.config)[0].growth_bytes_per_token(CacheDtype::F32);
-    // Whole strides: 2 tokens a unit, 4 units a stride.
-    assert_eq!(used_bytes(48) - used_bytes(16), 32.0 * growth);
+    // Whole strides: 2 tokens a unit, 4 units a stride. Entries that nobody sees any more leave by the block.
+    let waiting = (MOST_WAITING * cache_cost(&case.config)[0].numbers_per_entry * CacheDtype::F32.bytes()) as f64;
+    let grown = used_bytes(432) - used_bytes(112);
+    assert!((grown - 320.0 * growth).abs() <= waiting, "{grown}, {growth} a token");
     let full = cache_cost(&photon_case(1, "\"full\"", "\"chunk\"").config)[0].growth_bytes_per_token(CacheDtype::F32);
     assert_eq!(full, 2.0 * growth, "every second block is kept");
 }

@@ -6,8 +6,9 @@ use std::collections::HashMap;
 use burn::tensor::{Device, Tensor};
 use photon_core::advance::{AdvanceError, AdvanceRule};
 use photon_core::model::Model;
+use photon_core::nn::span::Span;
 use photon_core::photon::Photon;
-use photon_core::state::State;
+use photon_core::state::{CacheUse, State};
 
 use crate::support::{
     Case, VOCAB_SIZE, flat_cases, forward, ids, max_difference, mixed_case, photon_case, photon_cases, random_rows,
@@ -262,7 +263,10 @@ fn with_one_level_all_rules_are_the_same() {
         for rule in LIGHT {
             let (light_state, light) = generate(&model, &tokens, &rules(rule));
             assert_eq!(light, exact, "{}, {rule}", case.name);
-            assert_eq!(light_state.cache_use(), state.cache_use(), "{}, {rule}", case.name);
+            let held = |state: &State| -> Vec<CacheUse> {
+                state.cache_use().into_iter().map(|stage| CacheUse { storing_secs: 0.0, ..stage }).collect()
+            };
+            assert_eq!(held(&light_state), held(&state), "{}, {rule}", case.name);
         }
     }
 }
@@ -343,7 +347,10 @@ fn encoders_below_the_top_hold_no_bytes_after_the_switch() {
             }
             let n_entries = state.cache_use().iter().find(|stage| stage.stage == top).unwrap().entries;
             let span = config.encoder_spec(config.n_levels()).span;
-            assert_eq!(n_entries, span.live_entries(6), "{}, {rule}: the top goes on", case.name);
+            // A strided cache lets entries go by the block.
+            let n_most = if matches!(span, Span::Strided { .. }) { 6 } else { span.live_entries(6) };
+            let goes_on = (span.live_entries(6)..=n_most).contains(&n_entries);
+            assert!(goes_on, "{}, {rule}: the top goes on, with {n_entries}", case.name);
         }
     }
 }

@@ -44,8 +44,9 @@ fn take_up(model: &Model, state: &mut State, tokens: &[u32], piece_len: usize) -
     pieces.map(|piece| rows_of(model.extend(state, &[0], &[piece.to_vec()])).remove(0)).last().unwrap()
 }
 
-fn some_cases() -> Vec<Case> {
-    let mut cases = flat_cases();
+/// Models for which every plan can be: where blocks are picked by their scores, nothing may leave.
+pub(crate) fn some_cases() -> Vec<Case> {
+    let mut cases: Vec<Case> = flat_cases().into_iter().filter(|case| !case.name.contains("top")).collect();
     cases.push(photon_case(1, "\"full\"", "\"chunk\""));
     cases.push(photon_case(2, "{ window = { units = 2 } }", "{ stream = { window = 5 } }"));
     cases.push(photon_case(3, "\"block\"", "{ lookback = { chunks = 1 } }"));
@@ -173,7 +174,7 @@ fn below_the_top_a_bounded_model_holds_as_much_at_any_length() {
         let bytes: Vec<usize> = found.iter().map(|stage| stage.allocated_bytes).collect();
         held.push([&entries[..2], &entries[3..], &bytes[..2], &bytes[3..]].concat());
     }
-    assert_eq!(held[0][..2], [11, 7], "what the next unit sees beside itself");
+    assert_eq!(held[1][..2], [11, 7], "what the next unit sees beside itself");
     assert_eq!(held[1], held[2]);
 }
 

@@ -6,16 +6,9 @@ use photon_core::snapshot::{self, SnapshotError};
 use photon_core::state::TruncateError;
 use photon_infer::session::{ReliefStep, Session, SessionError};
 
-use crate::caches::{PLANS, plan};
-use crate::support::{Case, flat_cases, max_difference, photon_case, random_rows, rows_of, shaken};
+use crate::caches::{PLANS, plan, some_cases};
+use crate::support::{flat_cases, max_difference, photon_case, random_rows, rows_of, shaken};
 use crate::weights::Weights;
-
-fn some_cases() -> Vec<Case> {
-    let mut cases = flat_cases();
-    cases.push(photon_case(2, "{ window = { units = 2 } }", "{ stream = { window = 5 } }"));
-    cases.push(photon_case(3, "\"full\"", "\"chunk\""));
-    cases
-}
 
 /// Takes up tokens one by one and returns all logits.
 fn go_on(session: &mut Session, tokens: &[u32]) -> Vec<Vec<f32>> {

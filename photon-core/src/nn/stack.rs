@@ -63,7 +63,7 @@ pub struct Stack {
 pub struct StackState {
     /// One a block.
     pub(crate) caches: Vec<KvCache>,
-    activations: Activations,
+    pub(crate) activations: Activations,
 }
 
 impl StackState {

@@ -14,7 +14,7 @@ use photon_infer::bench::{BenchConfig, BenchReport, GIB, bench, bench_in_memory}
 use photon_infer::presets::DEFAULT_PRESET;
 use serde::{Deserialize, Serialize};
 
-use super::{Format, log, parse_positive, plan, print, table};
+use super::{Format, log, parse_positive, plan_to_measure, print, table};
 
 /// Tokens of prompts, and tokens to generate, where nothing is said.
 const DEFAULT_TOKENS: (usize, usize) = (128, 128);
@@ -142,7 +142,7 @@ fn measure_each_alone(args: &BenchArgs, pairs: &[Pair]) -> Result<Vec<Measuremen
     for (index, pair) in pairs.iter().enumerate() {
         let config = model_config(args, pair.model)?;
         photon_infer::presets::load_preset(pair.preset, &[])?;
-        match plan(pair.preset, &[], &config) {
+        match plan_to_measure(pair.preset, &[], &config) {
             Ok(_) => possible.push((index, pair)),
             Err(error) => log(format!("{} is left out: {error:#}", pair.model.display())),
         }
@@ -177,7 +177,7 @@ fn model_config(args: &BenchArgs, path: &Path) -> Result<ModelConfig> {
 }
 
 fn measure(args: &BenchArgs, pair: Pair, config: BenchConfig) -> Result<Measurement> {
-    let plan = plan(pair.preset, &[], &model_config(args, pair.model)?)?;
+    let plan = plan_to_measure(pair.preset, &[], &model_config(args, pair.model)?)?;
     let OpenDevice { device, name } = args.device.open()?;
     let model = match args.model.is_empty() {
         true => Model::new(&model_config(args, pair.model)?, 0, &device),

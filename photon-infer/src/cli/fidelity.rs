@@ -11,7 +11,7 @@ use photon_infer::fidelity::{Fidelity, FidelityConfig, f16_bytes, fidelity, wind
 use photon_infer::presets::DEFAULT_PRESET;
 use serde::Serialize;
 
-use super::{Format, log, parse_positive, plan, print, table};
+use super::{Format, log, parse_positive, plan_to_measure, print, table};
 
 #[derive(Args)]
 pub(super) struct FidelityArgs {
@@ -66,7 +66,11 @@ pub(super) fn run(args: &FidelityArgs) -> Result<()> {
     let device = args.device.open()?;
     let checkpoint = Checkpoint::load(&args.model, &device.device)?;
     let model_config = checkpoint.model.config();
-    let plans = args.preset.iter().map(|preset| plan(preset, &args.set, &model_config)).collect::<Result<Vec<_>>>()?;
+    let plans = args
+        .preset
+        .iter()
+        .map(|preset| plan_to_measure(preset, &args.set, &model_config))
+        .collect::<Result<Vec<_>>>()?;
     let name = args.text.display().to_string();
     let text = std::fs::read(&args.text).with_context(|| format!("cannot read the text {name}"))?;
     let windows = windows(&checkpoint.tokenizer.encode(&text, &name)?, &config).context(name)?;

@@ -75,7 +75,7 @@ pub(super) fn run(args: GenerateArgs) -> Result<()> {
     if is_stream {
         write!(out, "{}", prompts[0])?;
     }
-    let Generation { completions, caches } =
+    let Generation { completions, caches, reliefs, refusal } =
         generate(&checkpoint, &prompts, &config, &mut |_, text| match is_stream {
             true => write!(out, "{text}").and_then(|()| out.flush()),
             false => Ok(()),
@@ -107,7 +107,11 @@ pub(super) fn run(args: GenerateArgs) -> Result<()> {
             writeln!(out, "{}", serde_json::json!({ "caches": caches.collect::<Result<Vec<_>>>()? }))?;
         }
     }
-    Ok(())
+    reliefs.iter().for_each(log);
+    match refusal {
+        Some(refusal) => Err(refusal.into()),
+        None => Ok(()),
+    }
 }
 
 fn completion_json(prompt: &str, sample: usize, completion: &Completion) -> serde_json::Value {

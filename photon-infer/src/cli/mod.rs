@@ -7,7 +7,7 @@ mod presets;
 
 use std::io::Write;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use clap::{Parser, Subcommand, ValueEnum};
 use comfy_table::Table;
 use photon_core::config::ModelConfig;
@@ -74,6 +74,18 @@ fn print(line: impl std::fmt::Display) -> Result<()> {
 /// The plan of a preset for a model.
 fn plan(preset: &str, overrides: &[String], model: &ModelConfig) -> Result<InferPlan> {
     load_preset(preset, overrides)?.plan(model).with_context(|| format!("preset {preset}"))
+}
+
+/// The plan of a preset for a model whose caches are to be measured.
+fn plan_to_measure(preset: &str, overrides: &[String], model: &ModelConfig) -> Result<InferPlan> {
+    let plan = plan(preset, overrides, model)?;
+    if let Some(budget) = plan.memory_budget_bytes {
+        bail!(
+            "preset {preset}: memory_budget_bytes = {budget} changes the caches as they fill, so there is no one thing \
+             to measure; leave it out here"
+        );
+    }
+    Ok(plan)
 }
 
 /// A table that Markdown reads too.
