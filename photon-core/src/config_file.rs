@@ -349,7 +349,7 @@ mod tests {
             ("caches = [{ stages = \"all\", policy = \"lru\" }]", "caches[0].policy.lru", "needs settings"),
             (
                 "caches = [{ stages = \"all\", policy = { windw = { recent = 1 } } }]",
-                "caches[0].policy.windw",
+                "caches[0].policy",
                 "unknown variant `windw`",
             ),
             (

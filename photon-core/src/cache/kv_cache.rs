@@ -15,7 +15,7 @@
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-use burn::tensor::{Device, Tensor, TensorData};
+use burn::tensor::{Device, Tensor};
 use serde::{Deserialize, Serialize};
 
 use super::attend::{attend, attend_with_weights};
@@ -94,26 +94,6 @@ pub struct NewEntries<'a> {
     pub keys: Tensor<4>,
     /// `[b, H_kv, N, K]`.
     pub values: Tensor<4>,
-}
-
-/// The part of every store that a call looks at, in columns: shared entries, a range of main slots, tail slots.
-struct Columns {
-    n_shared: usize,
-    main: Range<usize>,
-    n_tail: usize,
-}
-
-impl Columns {
-    fn len(&self) -> usize {
-        self.n_shared + self.main.len() + self.n_tail
-    }
-
-    /// Column of each entry of a row, in order.
-    fn of<'a>(&'a self, row: &'a CachedRow) -> impl Iterator<Item = usize> + 'a {
-        let first_main = self.n_shared + row.start - self.main.start.min(row.start);
-        let first_tail = self.n_shared + self.main.len();
-        (0..row.n_shared).chain(first_main..first_main + row.n_main()).chain(first_tail..first_tail + row.n_tail)
-    }
 }
 
 impl KvCache {
@@ -292,13 +272,6 @@ impl KvCache {
             store.write(&[0], &[0], unpack(keys), unpack(values));
             self.shared = Some(Shared::from_own(store.read(&[0], 0, n_shared)));
         }
-    }
-
-    /// Gives back the room that no entry takes.
-    fn fit(&mut self) {
-        self.move_to_front();
-        let longest = self.longest_main();
-        self.main.resize(longest, longest.max(1));
     }
 
     fn all_rows(&self) -> Vec<usize> {
@@ -526,110 +499,6 @@ impl KvCache {
         }
     }
 
-    fn columns(&self, rows: &[usize]) -> Columns {
-        let cached = || rows.iter().map(|&row| &self.rows[row]);
-        let filled = || cached().filter(|row| row.n_main() > 0);
-        let start = filled().map(|row| row.start).min().unwrap_or(0);
-        let end = filled().map(CachedRow::end).max().unwrap_or(start);
-        Columns {
-            n_shared: cached().map(|row| row.n_shared).max().unwrap_or(0),
-            main: start..end,
-            n_tail: cached().map(|row| row.n_tail).max().unwrap_or(0),
-        }
-    }
-
-    fn segments(&self, rows: &[usize], columns: &Columns) -> Vec<Segment> {
-        let shared = self.shared.as_ref().map(|shared| shared.read(rows.len(), columns.n_shared));
-        let main = (!columns.main.is_empty()).then(|| self.main.read(rows, columns.main.start, columns.main.end));
-        let tail = self.tail.as_ref().filter(|_| columns.n_tail > 0).map(|tail| tail.read(rows, 0, columns.n_tail));
-        [shared, main, tail].into_iter().flatten().collect()
-    }
-
-    fn mask(&self, rows: &[usize], queries: &[Vec<usize>], columns: &Columns) -> Tensor<4> {
-        let (n_queries, n_columns) = (queries[0].len(), columns.len());
-        let is_seen = |row: usize, query: usize| {
-            let cached = &self.rows[row];
-            cached.len() == n_columns
-                && (self.reach.is_full() || cached.positions().all(|key| self.reach.sees(query, key)))
-        };
-        if n_queries == 1 && rows.iter().zip(queries).all(|(&row, query)| is_seen(row, query[0])) {
-            return Tensor::zeros([1, 1, 1, 1], &self.device);
-        }
-        let mut mask = vec![MASKED; rows.len() * n_queries * n_columns];
-        let mut lines = mask.chunks_mut(n_columns);
-        for (&row, queries) in rows.iter().zip(queries) {
-            let cached = &self.rows[row];
-            for (&query, line) in queries.iter().zip(lines.by_ref().take(n_queries)) {
-                for (column, key) in columns.of(cached).zip(cached.positions()) {
-                    if self.reach.sees(query, key) {
-                        line[column] = 0.0;
-                    }
-                }
-            }
-        }
-        Tensor::from_data(TensorData::new(mask, [rows.len(), 1, n_queries, n_columns]), &self.device)
-    }
-
-    fn longest_main(&self) -> usize {
-        self.rows.iter().map(CachedRow::n_main).max().unwrap_or(0)
-    }
-
-    /// The capacity of the main store once `n_new` more entries of every row are in it.
-    fn capacity_after(&self, n_new: usize) -> usize {
-        let n_entries = self.longest_main() + n_new;
-        match n_entries <= self.main.capacity() {
-            true => self.main.capacity(),
-            // Growing by a share keeps the copying in proportion to what is stored.
-            false => {
-                let grown = (n_entries + n_entries / 8).next_multiple_of(GROWTH_ENTRIES);
-                grown.min(self.steady_capacity()).max(n_entries)
-            }
-        }
-    }
-
-    /// The capacity beyond which a bounded cache never grows by single positions.
-    fn steady_capacity(&self) -> usize {
-        let budget = self.config.policy.ranking().filter(|ranking| ranking.schedule() == Schedule::EveryBlock);
-        let of_budget = budget.map_or(usize::MAX, |ranking| match ranking.budget() {
-            Budget::Share(_) => usize::MAX,
-            budget => budget.entries(0, self.main.entry_bytes()),
-        });
-        rolling_capacity(self.reach.max_entries()).min(of_budget)
-    }
-
-    fn make_room(&mut self, rows: &[usize], n_new: usize) {
-        let fits = |cache: &Self| rows.iter().all(|&row| cache.rows[row].end() + n_new <= cache.main.capacity());
-        if fits(self) {
-            return;
-        }
-        self.move_to_front();
-        if fits(self) {
-            return;
-        }
-        let capacity = self.capacity_after(n_new);
-        self.main.resize(self.longest_main(), capacity);
-    }
-
-    /// A long piece of a prompt leaves a bounded cache larger than it needs to be.
-    fn give_back_room(&mut self) {
-        let capacity = self.steady_capacity();
-        if self.main.capacity() > capacity && self.longest_main() <= capacity {
-            self.move_to_front();
-            self.main.resize(self.longest_main(), capacity);
-        }
-    }
-
-    fn move_to_front(&mut self) {
-        for row in 0..self.rows.len() {
-            let CachedRow { start, .. } = self.rows[row];
-            if start > 0 {
-                let slots: Vec<usize> = (start..self.rows[row].end()).collect();
-                self.main.gather_to_front(row, &slots);
-                self.rows[row].start = 0;
-            }
-        }
-    }
-
     /// Makes ready for copies of a cache of one row, so that they share what it holds.
     ///
     /// A cache that drops entries, or holds several rows, is left as it is.
@@ -670,8 +539,11 @@ fn key_norms(keys: &Tensor<4>) -> Vec<Vec<f32>> {
     norms.chunks(n_new).take(batch).map(<[f32]>::to_vec).collect()
 }
 
+mod columns;
 mod record;
+mod room;
 #[cfg(test)]
 mod tests;
 
+use columns::Columns;
 pub(crate) use record::CacheRecord;

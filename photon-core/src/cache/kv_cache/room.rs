@@ -1,0 +1,72 @@
+//! The room that a cache takes: how it grows, and when it gives room back.
+
+use super::{Budget, CachedRow, GROWTH_ENTRIES, KvCache, Schedule, rolling_capacity};
+
+impl KvCache {
+    /// Gives back the room that no entry takes.
+    pub(super) fn fit(&mut self) {
+        self.move_to_front();
+        let longest = self.longest_main();
+        self.main.resize(longest, longest.max(1));
+    }
+
+    pub(super) fn longest_main(&self) -> usize {
+        self.rows.iter().map(CachedRow::n_main).max().unwrap_or(0)
+    }
+
+    /// The capacity of the main store once `n_new` more entries of every row are in it.
+    pub(super) fn capacity_after(&self, n_new: usize) -> usize {
+        let n_entries = self.longest_main() + n_new;
+        match n_entries <= self.main.capacity() {
+            true => self.main.capacity(),
+            // Growing by a share keeps the copying in proportion to what is stored.
+            false => {
+                let grown = (n_entries + n_entries / 8).next_multiple_of(GROWTH_ENTRIES);
+                grown.min(self.steady_capacity()).max(n_entries)
+            }
+        }
+    }
+
+    /// The capacity beyond which a bounded cache never grows by single positions.
+    pub(super) fn steady_capacity(&self) -> usize {
+        let budget = self.config.policy.ranking().filter(|ranking| ranking.schedule() == Schedule::EveryBlock);
+        let of_budget = budget.map_or(usize::MAX, |ranking| match ranking.budget() {
+            Budget::Share(_) => usize::MAX,
+            budget => budget.entries(0, self.main.entry_bytes()),
+        });
+        rolling_capacity(self.reach.max_entries()).min(of_budget)
+    }
+
+    pub(super) fn make_room(&mut self, rows: &[usize], n_new: usize) {
+        let fits = |cache: &Self| rows.iter().all(|&row| cache.rows[row].end() + n_new <= cache.main.capacity());
+        if fits(self) {
+            return;
+        }
+        self.move_to_front();
+        if fits(self) {
+            return;
+        }
+        let capacity = self.capacity_after(n_new);
+        self.main.resize(self.longest_main(), capacity);
+    }
+
+    /// A long piece of a prompt leaves a bounded cache larger than it needs to be.
+    pub(super) fn give_back_room(&mut self) {
+        let capacity = self.steady_capacity();
+        if self.main.capacity() > capacity && self.longest_main() <= capacity {
+            self.move_to_front();
+            self.main.resize(self.longest_main(), capacity);
+        }
+    }
+
+    pub(super) fn move_to_front(&mut self) {
+        for row in 0..self.rows.len() {
+            let CachedRow { start, .. } = self.rows[row];
+            if start > 0 {
+                let slots: Vec<usize> = (start..self.rows[row].end()).collect();
+                self.main.gather_to_front(row, &slots);
+                self.rows[row].start = 0;
+            }
+        }
+    }
+}
