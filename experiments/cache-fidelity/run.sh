@@ -21,9 +21,11 @@ $infer fidelity --model "$runs/cache-flat/checkpoints/best" --text "$text" --con
     --preset exact,f16,exact-int8,int8-int4,int4
 echo "## flat: policies with a fifth of the entries"
 $infer fidelity --model "$runs/cache-flat/checkpoints/best" --text "$text" --context 1024 --prompt 256 --max-tokens 8192 \
-    --preset $here/policies/attention_mass.toml,$here/policies/lru.toml,$here/policies/tova.toml,$here/policies/snapkv.toml,$here/policies/knorm.toml,$here/policies/window.toml,$here/policies/random.toml
+    --preset $here/policies/attention_mass.toml,$here/policies/attention_mass_alone.toml,$here/policies/lru.toml,$here/policies/tova.toml,$here/policies/snapkv.toml,$here/policies/knorm.toml,$here/policies/window.toml,$here/policies/random.toml
 echo "## 8192 tokens of context: speed and bytes"
-for batch in 1 8; do
+bench() {
     $infer bench --model "$runs/cache-flat/checkpoints/best" --model "$runs/cache-photon/checkpoints/best" \
-        --preset exact,exact-int8,int4 --prompt-tokens 8192 --decode-tokens 32 --batch-size $batch --repeats 1
-done
+        --prompt-tokens 8192 --repeats 1 "$@"
+}
+bench --preset exact,exact-int8,int4 --decode-tokens 64
+bench --preset exact --decode-tokens 32 --batch-size 8

@@ -324,6 +324,7 @@ fn check(stage: Stage, config: &CacheConfig, spec: &StackSpec, n_newest: usize) 
         };
     };
     let entry_bytes = config.entry_bytes(spec.n_kv_heads, spec.head_dim());
+    let n_newest = n_newest.max(ranking.recent());
     let n_least = ranking.sinks() + n_newest + config.block;
     let budgets = [(format!("{policy_key}.budget"), Some(ranking.budget())), (key("floor"), config.floor)];
     for (key, budget) in budgets {
@@ -333,7 +334,7 @@ fn check(stage: Stage, config: &CacheConfig, spec: &StackSpec, n_newest: usize) 
         }
         if !matches!(budget, Budget::Share(_)) && budget.entries(0, entry_bytes) < n_least {
             let fix = format!(
-                "must hold {n_least} entries of {entry_bytes} bytes: {} sinks, the newest chunk of {n_newest}, and \
+                "must hold {n_least} entries of {entry_bytes} bytes: {} sinks, the newest {n_newest}, and \
                  a block of {}; raise it or lower those",
                 ranking.sinks(),
                 config.block

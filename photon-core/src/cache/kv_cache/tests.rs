@@ -321,7 +321,7 @@ fn any_policy(rng: &mut ChaCha8Rng, kind: usize, config: &CacheConfig) -> Policy
         2 => PolicyConfig::Lru(Lru { budget, sinks, floor: 1.0 }),
         3 => {
             let coverage = rng.random_bool(0.5).then_some(0.9);
-            PolicyConfig::AttentionMass(AttentionMass { budget, coverage, floor: 0.3, sinks })
+            PolicyConfig::AttentionMass(AttentionMass { budget, coverage, floor: 0.3, sinks, recent: 0 })
         }
         4 => PolicyConfig::Tova(Tova { budget, sinks }),
         5 => PolicyConfig::SnapKv(SnapKv { budget, observation: 3, pool: 3, sinks }),

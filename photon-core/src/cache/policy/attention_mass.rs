@@ -26,6 +26,10 @@ pub struct AttentionMass {
     /// First positions, which never leave.
     #[serde(default)]
     pub sinks: usize,
+    /// Newest positions, which never leave: mass favours what has been there for long, so H2O gives half of the budget
+    /// to them.
+    #[serde(default)]
+    pub recent: usize,
 }
 
 fn everything() -> Budget {
@@ -60,6 +64,10 @@ impl Ranking for AttentionMass {
         self.sinks
     }
 
+    fn recent(&self) -> usize {
+        self.recent
+    }
+
     fn wanted(&self, entries: &[EntryStats], worths: &[f32]) -> Vec<bool> {
         let floor = self.floor as f32 / entries.len() as f32;
         let mut wanted: Vec<bool> = entries.iter().map(|entry| entry.mass >= floor * entry.n_queries as f32).collect();
@@ -83,7 +91,7 @@ mod tests {
     use crate::cache::policy::{fresh_entries, kept, query};
 
     fn policy() -> AttentionMass {
-        AttentionMass { budget: everything(), coverage: None, floor: 0.0, sinks: 0 }
+        AttentionMass { budget: everything(), coverage: None, floor: 0.0, sinks: 0, recent: 0 }
     }
 
     #[test]

@@ -124,6 +124,11 @@ pub trait Ranking {
     /// The first positions, which never leave.
     fn sinks(&self) -> usize;
 
+    /// The newest positions that never leave, beside the newest chunk.
+    fn recent(&self) -> usize {
+        0
+    }
+
     /// Entries that the policy keeps of its own accord, the budget aside; `worths` are theirs.
     fn wanted(&self, entries: &[EntryStats], _worths: &[f32]) -> Vec<bool> {
         vec![true; entries.len()]
@@ -160,9 +165,9 @@ impl PolicyConfig {
 }
 
 /// The entries that stay, in their order: what `policy` keeps of them, of which the newest `n_newest` and the sinks
-/// are not asked about, down to `n_keep` in all where that is possible.
+/// are not asked about, nor those that are recent to the policy, down to `n_keep` in all where that is possible.
 pub(crate) fn kept(policy: &dyn Ranking, entries: &[EntryStats], n_newest: usize, n_keep: usize) -> Vec<usize> {
-    let first_newest = entries.len().saturating_sub(n_newest);
+    let first_newest = entries.len().saturating_sub(n_newest.max(policy.recent()));
     let is_protected = |index: usize| index >= first_newest || entries[index].position < policy.sinks();
     let worths = policy.worths(entries);
     let wanted = policy.wanted(entries, &worths);
