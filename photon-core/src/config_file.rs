@@ -354,7 +354,7 @@ mod tests {
             ),
             (
                 "caches = [{ stages = \"all\", policy = { random = { budget = { kilos = 1 } } } }]",
-                "caches[0].policy.random.budget.kilos",
+                "caches[0].policy.random.budget",
                 "expected one of `entries`, `bytes`, `share`",
             ),
         ] {
