@@ -112,7 +112,7 @@ pub fn bench(model: &Model, plan: &InferPlan, config: BenchConfig) -> BenchRepor
 ///
 /// # Panics
 ///
-/// As [`bench`].
+/// As [`bench()`].
 pub fn bench_in_memory(
     model: &Model,
     plan: &InferPlan,

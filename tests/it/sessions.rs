@@ -153,7 +153,7 @@ fn several_continuations_of_a_prompt_are_rows_that_share_it() {
     assert_eq!(used_by_three, used_by_one);
     let mut last = Vec::new();
     for step in 0..30 {
-        let next: Vec<Vec<u32>> = (0..3).map(|row| vec![tokens[row][step]]).collect();
+        let next: Vec<Vec<u32>> = tokens.iter().map(|row| vec![row[step]]).collect();
         last = rows_of(session.extend(&[0, 1, 2], &next).unwrap());
     }
     let expected = go_on(&mut alone, &tokens[2][..30]);
@@ -273,7 +273,7 @@ fn a_prompt_that_does_not_fit_is_taken_up_as_far_as_it_fits() {
     let tokens = random_rows(1, 2000, 39).remove(0);
     let toml = "memory_budget_bytes = 30000\n[[caches]]\nstages = \"all\"\nlightest = \"f16\"\n";
     let (mut session, _) = Session::new(&model, &plan(toml, &case.config), 1);
-    let Err(SessionError::OverBudget { taken_tokens, .. }) = session.extend(&[0], &[tokens.clone()]) else {
+    let Err(SessionError::OverBudget { taken_tokens, .. }) = session.extend(&[0], std::slice::from_ref(&tokens)) else {
         panic!("2000 tokens cannot fit");
     };
     assert_eq!(session.state().n_tokens(), [taken_tokens]);

@@ -14,6 +14,7 @@ pub(super) struct EntryStore {
 }
 
 #[derive(Clone, Debug)]
+#[expect(clippy::large_enum_variant, reason = "a layer has two of these")]
 enum Stored {
     /// `[B, H, capacity, K]`.
     Dense(RowStore),

@@ -89,7 +89,7 @@ impl Reference {
         entries.retain(|entry| self.sees(position + 1, entry.position));
         self.rows[row].history.push(past);
         self.rows[row].entries = entries;
-        if (position + 1) % config.block == 0 {
+        if (position + 1).is_multiple_of(config.block) {
             let n_old = (position + 1).saturating_sub(config.residual) / config.block * config.block;
             for entry in self.rows[row].entries.iter_mut().filter(|entry| entry.is_exact && entry.position < n_old) {
                 entry.key = rounded(&entry.key, config.keys, config.group);
