@@ -8,6 +8,7 @@ mod validate;
 use serde::{Deserialize, Serialize};
 
 pub use validate::ConfigError;
+pub(crate) use validate::{error, require_positive};
 
 use crate::nn::block_pick::BlockPick;
 use crate::nn::span::Span;

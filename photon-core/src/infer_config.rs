@@ -10,7 +10,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use crate::advance::AdvanceRule;
 use crate::cache::config::{Budget, CacheConfig, Storage};
 use crate::cache::policy::PolicyConfig;
-use crate::config::{ConfigError, ModelConfig, StackSpec};
+use crate::config::{ConfigError, ModelConfig, StackSpec, error, require_positive};
 use crate::nn::activations::Activations;
 
 /// How to generate.
@@ -275,26 +275,20 @@ fn stages_of(model: &ModelConfig) -> Vec<(Stage, StackSpec, usize)> {
     }
 }
 
-fn error<T>(key: &str, value: impl ToString, fix: impl Into<String>) -> Result<T, ConfigError> {
-    Err(ConfigError { key: key.into(), value: value.to_string(), fix: fix.into() })
-}
-
 fn check(stage: Stage, config: &CacheConfig, spec: &StackSpec, n_newest: usize) -> Result<(), ConfigError> {
     let key = |name: &str| format!("caches ({stage}).{name}");
-    for (name, value) in [("group", config.group), ("block", config.block)] {
-        if value == 0 {
-            return error(&key(name), 0, "must be at least 1");
-        }
-    }
+    require_positive(&key("group"), config.group)?;
+    require_positive(&key("block"), config.block)?;
     let policy_key = key(&format!("policy.{}", config.policy.name()));
     match &config.policy {
         PolicyConfig::Window(window) if window.recent == 0 => {
             return error(&format!("{policy_key}.recent"), 0, "must be at least 1: a position sees itself");
         }
         PolicyConfig::AttentionMass(policy) => {
-            if policy.coverage.is_some_and(|coverage| !(coverage > 0.0 && coverage <= 1.0)) {
-                let value = policy.coverage.unwrap_or_default();
-                return error(&format!("{policy_key}.coverage"), value, "lies above 0 and is at most 1");
+            if let Some(coverage) = policy.coverage
+                && !(coverage > 0.0 && coverage <= 1.0)
+            {
+                return error(&format!("{policy_key}.coverage"), coverage, "lies above 0 and is at most 1");
             }
             if !(policy.floor >= 0.0 && policy.floor.is_finite()) {
                 return error(&format!("{policy_key}.floor"), policy.floor, "must be 0 or more");
@@ -304,9 +298,7 @@ fn check(stage: Stage, config: &CacheConfig, spec: &StackSpec, n_newest: usize) 
             return error(&format!("{policy_key}.floor"), policy.floor, "must be 0 or more");
         }
         PolicyConfig::SnapKv(policy) => {
-            if policy.observation == 0 {
-                return error(&format!("{policy_key}.observation"), 0, "must be at least 1");
-            }
+            require_positive(&format!("{policy_key}.observation"), policy.observation)?;
             if policy.pool.is_multiple_of(2) {
                 return error(&format!("{policy_key}.pool"), policy.pool, "must be odd");
             }

@@ -15,6 +15,11 @@ use crate::photon::Reconstruction;
 /// Logits that exist at the same time, at most (unless one position alone has more).
 const LOGITS_AT_ONCE: usize = 1 << 20;
 
+/// Nats of some text as bits for each of its bytes: comparable between all models, whatever their tokens.
+pub fn bits_per_byte(nats: f64, n_bytes: f64) -> f64 {
+    nats / std::f64::consts::LN_2 / n_bytes
+}
+
 /// Weighted sum of the cross-entropies of `targets`, in nats.
 ///
 /// # Shapes

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use burn::tensor::{Int, Tensor, TensorData};
 use photon_core::checkpoint::Checkpoint;
 use photon_core::infer_config::{InferConfig, InferPlan};
+use photon_core::loss::bits_per_byte;
 use photon_core::model::Model;
 use photon_core::state::CacheUse;
 use serde::Serialize;
@@ -136,7 +137,7 @@ pub fn fidelity(
         caches = session.cache_use().into_iter().map(|stage| one_row(stage, rows.len())).collect();
     }
     let n_bytes: usize = windows.iter().flat_map(|row| &row[prompt_tokens..]).map(|&id| tokenizer.text_len(id)).sum();
-    let bits_per_byte = divergences.nats().map(|nats| nats / std::f64::consts::LN_2 / n_bytes as f64);
+    let [forward_bits, cached_bits] = divergences.nats().map(|nats| bits_per_byte(nats, n_bytes as f64));
     let used_bytes = caches.iter().map(|stage: &StageBytes| stage.used_bytes).sum();
     Fidelity {
         n_tokens: divergences.len(),
@@ -144,9 +145,9 @@ pub fn fidelity(
         kl_p99_nats: divergences.kl_quantile_nats(0.99),
         kl_max_nats: divergences.kl_quantile_nats(1.0),
         top1_agreement: divergences.agreement(),
-        forward_bits_per_byte: bits_per_byte[0],
-        cached_bits_per_byte: bits_per_byte[1],
-        bits_per_byte_change: bits_per_byte[1] - bits_per_byte[0],
+        forward_bits_per_byte: forward_bits,
+        cached_bits_per_byte: cached_bits,
+        bits_per_byte_change: cached_bits - forward_bits,
         feedback: feedback(model, &windows[0], prompt_tokens, plan),
         used_bytes,
         allocated_bytes: caches.iter().map(|stage| stage.allocated_bytes).sum(),

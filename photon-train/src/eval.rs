@@ -1,7 +1,7 @@
 //! How well a model predicts a text: nats, perplexity, bits per byte, and where in the chunk the nats are lost.
 
 use burn::tensor::{Int, Tensor};
-use photon_core::loss::token_nats;
+use photon_core::loss::{bits_per_byte, token_nats};
 use photon_core::model::Model;
 use photon_core::tokenizer::Tokenizer;
 use serde::Serialize;
@@ -73,11 +73,6 @@ fn add(a: Vec<(f64, usize)>, b: Vec<(f64, usize)>) -> Vec<(f64, usize)> {
 fn real_tokens(batch: &Batch) -> impl Iterator<Item = u32> {
     let rows = batch.token_ids.chunks(batch.seq_len());
     rows.zip(&batch.lens).flat_map(|(row, &len)| row[..len].iter().copied())
-}
-
-/// Nats a token as bits a byte.
-pub fn bits_per_byte(nats_per_token: f64, bytes_per_token: f64) -> f64 {
-    nats_per_token / std::f64::consts::LN_2 / bytes_per_token
 }
 
 /// Nats and tokens of each slot.

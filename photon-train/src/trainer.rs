@@ -7,13 +7,14 @@ use std::time::Instant;
 
 use photon_core::checkpoint::{self, CheckpointError};
 use photon_core::device::OpenDevice;
+use photon_core::loss::bits_per_byte;
 use photon_core::model::Model;
 use photon_core::tokenizer::Tokenizer;
 use serde::Serialize;
 
 use crate::config::RunConfig;
 use crate::data::{BatchSource, Prepared, TokenStore};
-use crate::eval::{Evaluation, bits_per_byte, evaluate};
+use crate::eval::{Evaluation, evaluate};
 use crate::record::{Existing, RecordError, RunFolder};
 use crate::replicas::{Replicas, divide, without_gradients};
 use crate::sample::{SampleError, sample_text};

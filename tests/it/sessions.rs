@@ -2,6 +2,8 @@
 
 use burn::tensor::Device;
 use photon_core::advance::AdvanceRule;
+use photon_core::infer_config::InferPlan;
+use photon_core::model::Model;
 use photon_core::snapshot::{self, SnapshotError};
 use photon_core::state::TruncateError;
 use photon_infer::session::{ReliefStep, Session, SessionError};
@@ -9,6 +11,13 @@ use photon_infer::session::{ReliefStep, Session, SessionError};
 use crate::caches::{PLANS, plan, some_cases};
 use crate::support::{flat_cases, max_difference, photon_case, random_rows, rows_of, shaken};
 use crate::weights::Weights;
+
+/// A session of one row that has taken up tokens in one call.
+fn after<'m>(model: &'m Model, plan: &InferPlan, tokens: &[u32]) -> Session<'m> {
+    let (mut session, _) = Session::new(model, plan, 1);
+    session.extend(&[0], &[tokens.to_vec()]).unwrap();
+    session
+}
 
 /// Takes up tokens one by one and returns all logits.
 fn go_on(session: &mut Session, tokens: &[u32]) -> Vec<Vec<f32>> {
@@ -70,8 +79,7 @@ fn snapshots_that_are_not_whole_or_not_ours_are_refused() {
     let path = folder.path().join("state.safetensors");
     let case = photon_case(2, "\"full\"", "\"chunk\"");
     let model = shaken(&case.config, &Device::flex());
-    let (mut session, _) = Session::new(&model, &plan(PLANS[3].1, &case.config), 1);
-    session.extend(&[0], &random_rows(1, 30, 33)).unwrap();
+    let session = after(&model, &plan(PLANS[3].1, &case.config), &random_rows(1, 30, 33)[0]);
     session.save(&path).unwrap();
     let refused = |reason: &str| {
         let error = snapshot::load(&path, &model).unwrap_err().to_string();
@@ -120,8 +128,7 @@ fn forks_share_the_prompt_and_nothing_else() {
     let case = photon_case(2, "\"full\"", "\"chunk\"");
     let model = shaken(&case.config, &Device::flex());
     let tokens = random_rows(3, 200, 34);
-    let (mut session, _) = Session::new(&model, &plan("", &case.config), 1);
-    session.extend(&[0], &[tokens[0].clone()]).unwrap();
+    let mut session = after(&model, &plan("", &case.config), &tokens[0]);
     let mut alone = session.clone();
     let mut fork = session.fork();
     let shared: Vec<usize> = fork.cache_use().iter().map(|stage| stage.shared_bytes).collect();
@@ -144,8 +151,7 @@ fn several_continuations_of_a_prompt_are_rows_that_share_it() {
     let case = photon_case(2, "\"full\"", "\"chunk\"");
     let model = shaken(&case.config, &Device::flex());
     let tokens = random_rows(3, 120, 35);
-    let (mut session, _) = Session::new(&model, &plan("", &case.config), 1);
-    session.extend(&[0], &[tokens[0].clone()]).unwrap();
+    let mut session = after(&model, &plan("", &case.config), &tokens[0]);
     let mut alone = session.clone();
     let used_by_one: usize = session.cache_use().iter().take(2).map(|stage| stage.used_bytes).sum();
     session.select_rows(&[0, 0, 0]);
@@ -166,13 +172,11 @@ fn a_state_cut_back_is_the_state_of_that_time() {
     for case in cases {
         let model = shaken(&case.config, &Device::flex());
         let tokens = random_rows(2, 80, 36);
-        let (mut session, _) = Session::new(&model, &plan("", &case.config), 1);
-        session.extend(&[0], &[tokens[0].clone()]).unwrap();
+        let mut session = after(&model, &plan("", &case.config), &tokens[0]);
         for n_tokens in [72, 48, 36, 12] {
             session.truncate(&[n_tokens]).unwrap();
             let mut cut = session.clone();
-            let (mut fresh, _) = Session::new(&model, &plan("", &case.config), 1);
-            fresh.extend(&[0], &[tokens[0][..n_tokens].to_vec()]).unwrap();
+            let mut fresh = after(&model, &plan("", &case.config), &tokens[0][..n_tokens]);
             for (cut, fresh) in go_on(&mut cut, &tokens[1]).iter().zip(go_on(&mut fresh, &tokens[1])) {
                 let difference = max_difference(cut, &fresh);
                 assert!(difference < 1e-4, "{} at {n_tokens}: {difference}", case.name);
@@ -186,8 +190,7 @@ fn what_cannot_be_taken_back_is_refused_and_changes_nothing() {
     let case = photon_case(2, "{ window = { units = 2 } }", "\"chunk\"");
     let model = shaken(&case.config, &Device::flex());
     let tokens = random_rows(2, 40, 37);
-    let (mut session, _) = Session::new(&model, &plan("", &case.config), 1);
-    session.extend(&[0], &[tokens[0].clone()]).unwrap();
+    let mut session = after(&model, &plan("", &case.config), &tokens[0]);
     let mut untouched = session.clone();
     let refusal = |session: &mut Session, n_tokens| match session.truncate(&[n_tokens]).unwrap_err() {
         SessionError::Truncate(error) => error,
@@ -201,8 +204,7 @@ fn what_cannot_be_taken_back_is_refused_and_changes_nothing() {
 
     session.state().clone().switch_rule(AdvanceRule::Recursive).unwrap();
     let light = plan("advance = \"recursive\"", &case.config);
-    let (mut session, _) = Session::new(&model, &light, 1);
-    session.extend(&[0], &[tokens[0].clone()]).unwrap();
+    let mut session = after(&model, &light, &tokens[0]);
     session.end_prompt().unwrap();
     assert!(matches!(refusal(&mut session, 6), TruncateError::LightRule { .. }));
 }
@@ -221,13 +223,11 @@ fn a_session_under_pressure_gives_way_step_by_step_and_loses_nothing() {
              [[caches]]\nstages = \"decoders\"\nlightest = \"f32\"\n"
         )
     };
-    let (mut free, _) = Session::new(&model, &plan(&toml(usize::MAX >> 1), &case.config), 1);
-    free.extend(&[0], &[tokens[..250].to_vec()]).unwrap();
+    let free = after(&model, &plan(&toml(usize::MAX >> 1), &case.config), &tokens[..250]);
     assert!(free.reliefs().is_empty());
     let budget = free.state().bytes();
 
-    let (mut session, _) = Session::new(&model, &plan(&toml(budget), &case.config), 1);
-    session.extend(&[0], &[tokens[..150].to_vec()]).unwrap();
+    let mut session = after(&model, &plan(&toml(budget), &case.config), &tokens[..150]);
     let mut n_taken = 150;
     let refusal = loop {
         match session.extend(&[0], &[vec![tokens[n_taken]]]) {

@@ -4,7 +4,7 @@
 //! of 32-bit words, the codes of its heads one after another, and one line of parameters that give the codes their
 //! meaning. Numbers that share parameters, a group, lie side by side along the head dimension.
 
-use burn::tensor::{Int, Tensor};
+use burn::tensor::{DType, Device, Int, Tensor};
 
 /// How entries are stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,6 +47,15 @@ pub struct Packing {
     pub n_heads: usize,
     /// Numbers of a head.
     pub head_dim: usize,
+}
+
+/// What tensors entries of a format lie in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Layout {
+    /// Numbers of this type.
+    Dense(DType),
+    /// Codes and parameters.
+    Packed(Packing),
 }
 
 /// Packed entries of a batch.
@@ -96,26 +105,27 @@ impl EntryFormat {
 
     /// Bytes of one entry of `n_heads` heads, keys or values, on a device that has f16.
     pub fn entry_bytes(self, n_heads: usize, head_dim: usize) -> usize {
-        match self.packing(n_heads, head_dim) {
-            Some(packing) => packing.n_words() * 4 + packing.n_params() * 2,
-            None if self == Self::F32 => n_heads * head_dim * 4,
-            None => n_heads * head_dim * 2,
+        match self.layout(n_heads, head_dim) {
+            Layout::Packed(packing) => packing.n_words() * 4 + packing.n_params() * 2,
+            Layout::Dense(dtype) => n_heads * head_dim * dtype.size(),
         }
     }
 
-    /// The layout, where the format is packed.
+    /// The tensors of entries.
     ///
     /// # Panics
     ///
     /// If the group does not divide `head_dim`; see [`EntryFormat::with_group_for`].
-    pub fn packing(self, n_heads: usize, head_dim: usize) -> Option<Packing> {
+    pub fn layout(self, n_heads: usize, head_dim: usize) -> Layout {
         let (code, group) = match self {
-            Self::F32 | Self::F16 | Self::BF16 => return None,
+            Self::F32 => return Layout::Dense(DType::F32),
+            Self::F16 => return Layout::Dense(DType::F16),
+            Self::BF16 => return Layout::Dense(DType::BF16),
             Self::Int8 { group } => (Code::Int8, group),
             Self::Int4 { group } => (Code::Int4, group),
         };
         assert!(head_dim.is_multiple_of(group), "groups of {group} do not fill a head of {head_dim}");
-        Some(Packing { code, group, n_heads, head_dim })
+        Layout::Packed(Packing { code, group, n_heads, head_dim })
     }
 }
 
@@ -166,6 +176,14 @@ impl Packing {
     /// Parameters of an entry.
     pub fn n_params(&self) -> usize {
         self.n_heads * self.params_per_head()
+    }
+}
+
+/// How a device stores the parameters of packed entries: in two bytes where it can.
+pub(super) fn params_dtype(device: &Device) -> DType {
+    match device.supports_dtype(DType::F16) {
+        true => DType::F16,
+        false => DType::F32,
     }
 }
 

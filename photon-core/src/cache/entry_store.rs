@@ -2,7 +2,7 @@
 
 use burn::tensor::{DType, Device, Int, Tensor};
 
-use super::entries::{Entries, EntryFormat, Packed, Packing};
+use super::entries::{Entries, EntryFormat, Layout, Packed, Packing, params_dtype};
 use super::pack::pack;
 use super::row_store::RowStore;
 
@@ -32,19 +32,13 @@ impl EntryStore {
         head_dim: usize,
         device: &Device,
     ) -> Self {
-        let dense = |dtype| RowStore::new([n_rows, n_heads, capacity, head_dim], dtype, device);
-        let packed = |packing: Packing| Stored::Packed {
-            codes: RowStore::new([n_rows, 1, capacity, packing.n_words()], DType::I32, device),
-            params: RowStore::new([n_rows, 1, capacity, packing.n_params()], params_dtype(device), device),
-            packing,
-        };
-        let stored = match format {
-            EntryFormat::F32 => Stored::Dense(dense(DType::F32)),
-            EntryFormat::F16 => Stored::Dense(dense(DType::F16)),
-            EntryFormat::BF16 => Stored::Dense(dense(DType::BF16)),
-            EntryFormat::Int8 { .. } | EntryFormat::Int4 { .. } => {
-                packed(format.packing(n_heads, head_dim).expect("integer formats are packed"))
-            }
+        let stored = match format.layout(n_heads, head_dim) {
+            Layout::Dense(dtype) => Stored::Dense(RowStore::new([n_rows, n_heads, capacity, head_dim], dtype, device)),
+            Layout::Packed(packing) => Stored::Packed {
+                codes: RowStore::new([n_rows, 1, capacity, packing.n_words()], DType::I32, device),
+                params: RowStore::new([n_rows, 1, capacity, packing.n_params()], params_dtype(device), device),
+                packing,
+            },
         };
         Self { format, stored }
     }
@@ -133,13 +127,5 @@ impl EntryStore {
                 params.select_rows(rows);
             }
         }
-    }
-}
-
-/// How the parameters of packed entries are stored: in two bytes where the device can.
-pub(super) fn params_dtype(device: &Device) -> DType {
-    match device.supports_dtype(DType::F16) {
-        true => DType::F16,
-        false => DType::F32,
     }
 }

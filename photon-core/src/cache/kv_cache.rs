@@ -12,6 +12,12 @@
 //! main store and out of the cache at the ends of blocks of positions, wherever a call ends, so the outcome does not
 //! depend on how a sequence is cut into calls.
 
+mod columns;
+mod record;
+mod room;
+#[cfg(test)]
+mod tests;
+
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
@@ -22,17 +28,18 @@ use super::attend::{attend, attend_with_weights};
 use super::config::{Budget, CacheConfig, Storage};
 use super::entries::Segment;
 use super::error::CacheError;
-use super::pack::unpack;
-use super::pair_store::{EntryShape, PairStore};
-use super::policy::{EntryStats, Evidence, Query, Ranking, Schedule, kept};
+use super::pack::{pack, unpack};
+use super::pair_store::PairStore;
+use super::policy::{EntryStats, Evidence, Query, Schedule, kept};
 use super::reach::Reach;
 use super::rows::CachedRow;
 use super::shared::Shared;
+use columns::Columns;
+pub(crate) use record::CacheRecord;
+use room::{GROWTH_ENTRIES, rolling_capacity};
+
 use crate::nn::block_pick::BlockPick;
 use crate::nn::span::Span;
-
-/// Entries by which a cache grows at least.
-const GROWTH_ENTRIES: usize = 64;
 
 /// Stands for minus infinity in masked scores; finite, because WebGPU shaders may assume finite numbers.
 pub const MASKED: f32 = -1e30;
@@ -43,10 +50,8 @@ const SEQ: usize = 2;
 #[derive(Clone, Debug)]
 pub struct KvCache {
     config: CacheConfig,
+    layer: LayerShape,
     reach: Reach,
-    pick: Option<BlockPick>,
-    n_newest: usize,
-    shape: EntryShape,
     /// Entries that forks of one row share.
     shared: Option<Shared>,
     main: PairStore,
@@ -99,18 +104,15 @@ pub struct NewEntries<'a> {
 impl KvCache {
     /// An empty cache.
     pub fn new(config: &CacheConfig, layer: LayerShape, n_rows: usize, device: &Device) -> Self {
-        let shape = EntryShape { n_heads: layer.n_kv_heads, head_dim: layer.head_dim };
         let reach = Reach::new(layer.span, &config.policy);
         let capacity = GROWTH_ENTRIES.min(rolling_capacity(reach.max_entries()));
         let tail =
-            (config.residual > 0).then(|| PairStore::exact(n_rows, shape, config.residual + 2 * config.block, device));
+            (config.residual > 0).then(|| PairStore::exact(n_rows, layer, config.residual + 2 * config.block, device));
         Self {
+            layer,
             reach,
-            pick: layer.pick,
-            n_newest: layer.n_newest,
-            shape,
             shared: None,
-            main: PairStore::new(config, n_rows, shape, capacity, device),
+            main: PairStore::new(config, n_rows, layer, capacity, device),
             tail,
             rows: vec![CachedRow::default(); n_rows],
             counters: Counters::default(),
@@ -258,20 +260,17 @@ impl KvCache {
         (self.config.keys, self.config.values) = (keys, values);
         self.move_to_front();
         let (rows, longest) = (self.all_rows(), self.longest_main());
-        let capacity = longest.max(1);
-        let mut main = PairStore::new(&self.config, rows.len(), self.shape, capacity, &self.device);
+        let restored = |entries: Segment| Segment {
+            keys: pack(unpack(entries.keys), keys.format(self.config.group, self.layer.head_dim)),
+            values: pack(unpack(entries.values), values.format(self.config.group, self.layer.head_dim)),
+        };
+        let mut main = PairStore::new(&self.config, rows.len(), self.layer, longest.max(1), &self.device);
         if longest > 0 {
-            let Segment { keys, values } = self.main.read(&rows, 0, longest);
-            main.write(&rows, &vec![0; rows.len()], unpack(keys), unpack(values));
+            main.write_segment(&rows, restored(self.main.read(&rows, 0, longest)));
         }
-        self.main = main;
-        if let Some(shared) = self.shared.take() {
-            let n_shared = shared.n_entries();
-            let Segment { keys, values } = shared.read(1, n_shared);
-            let mut store = PairStore::new(&self.config, 1, self.shape, n_shared, &self.device);
-            store.write(&[0], &[0], unpack(keys), unpack(values));
-            self.shared = Some(Shared::from_own(store.read(&[0], 0, n_shared)));
-        }
+        let shared = self.shared.take().map(|shared| shared.read(1, shared.n_entries()));
+        let shared = shared.map(|entries| Shared::from_own(restored(entries)));
+        (self.main, self.shared) = (main, shared);
     }
 
     fn all_rows(&self) -> Vec<usize> {
@@ -283,11 +282,14 @@ impl KvCache {
         self.tail.is_some() || ranking.is_some_and(|ranking| ranking.schedule() == Schedule::EveryBlock)
     }
 
+    fn observes_weights(&self) -> bool {
+        self.config.policy.ranking().is_some_and(|ranking| ranking.evidence() == Evidence::Weights)
+    }
+
     /// How a call is cut: nowhere, or wherever a block of a row ends.
     fn pieces(&self, positions: &[Vec<usize>]) -> Vec<Range<usize>> {
         let n_new = positions[0].len();
-        let is_observed = self.config.policy.ranking().is_some_and(|ranking| ranking.evidence() == Evidence::Weights);
-        if n_new == 1 || !(self.settles_by_block() || is_observed) {
+        if n_new == 1 || !(self.settles_by_block() || self.observes_weights()) {
             return std::iter::once(0..n_new).collect();
         }
         let ends_block = |index: usize| positions.iter().any(|row| (row[index] + 1).is_multiple_of(self.config.block));
@@ -310,11 +312,11 @@ impl KvCache {
 
         let columns = self.columns(rows);
         let [batch, n_heads, n_queries, head_dim] = queries.dims();
-        let n_groups = n_heads / self.shape.n_heads;
+        let n_groups = n_heads / self.layer.n_kv_heads;
         // Query heads that share keys and values go through one product as if they were more queries.
-        let grouped = [batch, self.shape.n_heads, n_groups * n_queries, head_dim];
+        let grouped = [batch, self.layer.n_kv_heads, n_groups * n_queries, head_dim];
         let segments = self.segments(rows, &columns);
-        let mask = match self.pick {
+        let mask = match self.layer.pick {
             None => self.mask(rows, positions, &columns),
             Some(pick) => {
                 // Nothing leaves such a cache, so column `i` holds position `i`.
@@ -326,17 +328,17 @@ impl KvCache {
         let mask = if n_groups > 1 { mask.repeat_dim(SEQ, n_groups) } else { mask };
         let sinks = sinks.map(|sinks| {
             let sinks = sinks.reshape([1, n_heads, 1, 1]).expand([1, n_heads, n_queries, 1]);
-            sinks.reshape([1, self.shape.n_heads, n_groups * n_queries, 1])
+            sinks.reshape([1, self.layer.n_kv_heads, n_groups * n_queries, 1])
         });
         let queries = queries.reshape(grouped);
-        let out = match self.config.policy.ranking().map(Ranking::evidence) {
-            Some(Evidence::Weights) => {
+        let out = match self.observes_weights() {
+            true => {
                 let (out, weights) = attend_with_weights(queries, &segments, mask, sinks);
                 let weights = weights.reshape([batch, n_heads, n_queries, columns.len()]).mean_dim(1);
                 self.observe(rows, positions, &columns, weights);
                 out
             }
-            _ => attend(queries, &segments, mask, sinks),
+            false => attend(queries, &segments, mask, sinks),
         };
         drop(segments);
 
@@ -469,7 +471,7 @@ impl KvCache {
                 (Budget::Share(_), _) | (_, Schedule::PromptEnd) => n_budget,
                 _ => n_budget - self.config.block,
             };
-            let places = kept(ranking, &cached.stats, self.n_newest, n_keep);
+            let places = kept(ranking, &cached.stats, self.layer.n_newest, n_keep);
             let n_evicted = cached.len() - places.len();
             if n_evicted > 0 {
                 self.keep(row, &places);
@@ -526,24 +528,10 @@ impl KvCache {
     }
 }
 
-/// A little more than what is seen, so that entries move to the front once in a while only.
-fn rolling_capacity(max_entries: Option<usize>) -> usize {
-    max_entries.map_or(usize::MAX, |entries| entries.saturating_add((entries / 4).max(8)))
-}
-
 /// Norms over all heads, by row and position.
 fn key_norms(keys: &Tensor<4>) -> Vec<Vec<f32>> {
-    let [batch, _, n_new, _] = keys.dims();
+    let n_new = keys.dims()[SEQ];
     let squares = keys.clone().powf_scalar(2.0).sum_dim(3).sum_dim(1); // [b, 1, N, 1]
     let norms: Vec<f32> = squares.sqrt().try_into_vec_as().expect("norms are f32");
-    norms.chunks(n_new).take(batch).map(<[f32]>::to_vec).collect()
+    norms.chunks(n_new).map(<[f32]>::to_vec).collect()
 }
-
-mod columns;
-mod record;
-mod room;
-#[cfg(test)]
-mod tests;
-
-use columns::Columns;
-pub(crate) use record::CacheRecord;

@@ -5,6 +5,7 @@ use burn::tensor::{Device, Tensor};
 use super::config::CacheConfig;
 use super::entries::{EntryFormat, Segment};
 use super::entry_store::EntryStore;
+use super::kv_cache::LayerShape;
 
 /// The entries of every row.
 #[derive(Clone, Debug)]
@@ -13,32 +14,25 @@ pub(super) struct PairStore {
     values: EntryStore,
 }
 
-/// The sizes of a store that never change.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct EntryShape {
-    pub(super) n_heads: usize,
-    pub(super) head_dim: usize,
-}
-
 impl PairStore {
     /// Keys and values as the config stores them.
     pub(super) fn new(
         config: &CacheConfig,
         n_rows: usize,
-        shape: EntryShape,
+        layer: LayerShape,
         capacity: usize,
         device: &Device,
     ) -> Self {
-        let store = |format| EntryStore::new(format, n_rows, shape.n_heads, capacity, shape.head_dim, device);
+        let store = |format| EntryStore::new(format, n_rows, layer.n_kv_heads, capacity, layer.head_dim, device);
         Self {
-            keys: store(config.keys.format(config.group, shape.head_dim)),
-            values: store(config.values.format(config.group, shape.head_dim)),
+            keys: store(config.keys.format(config.group, layer.head_dim)),
+            values: store(config.values.format(config.group, layer.head_dim)),
         }
     }
 
     /// Keys and values in f32.
-    pub(super) fn exact(n_rows: usize, shape: EntryShape, capacity: usize, device: &Device) -> Self {
-        let store = EntryStore::new(EntryFormat::F32, n_rows, shape.n_heads, capacity, shape.head_dim, device);
+    pub(super) fn exact(n_rows: usize, layer: LayerShape, capacity: usize, device: &Device) -> Self {
+        let store = EntryStore::new(EntryFormat::F32, n_rows, layer.n_kv_heads, capacity, layer.head_dim, device);
         Self { keys: store.clone(), values: store }
     }
 

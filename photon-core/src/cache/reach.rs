@@ -19,11 +19,6 @@ impl Reach {
         Self { span, window }
     }
 
-    /// What attention was trained to see.
-    pub(super) fn span(self) -> Span {
-        self.span
-    }
-
     pub(super) fn sees(self, query: usize, key: usize) -> bool {
         self.span.sees(query, key) && self.window.is_none_or(|window| window.sees(query, key))
     }

@@ -22,7 +22,7 @@ impl Shared {
         Self { segment: Segment { keys, values } }
     }
 
-    /// Entries of one row that are nobody else's.
+    /// Entries of one row, taken over as they are: they must not be a view of a store that goes on changing.
     pub(super) fn from_own(segment: Segment) -> Self {
         Self { segment }
     }
@@ -58,7 +58,6 @@ fn view(entries: Entries, n_rows: usize, n_entries: usize) -> Entries {
 }
 
 fn join(earlier: Option<Entries>, own: Entries) -> Entries {
-    // A concatenation is a copy, also of a single part.
     match (earlier, own) {
         (Some(Entries::Dense(earlier)), Entries::Dense(own)) => Entries::Dense(Tensor::cat(vec![earlier, own], SEQ)),
         (Some(Entries::Packed(earlier)), Entries::Packed(own)) => Entries::Packed(Packed {

@@ -15,11 +15,11 @@ pub struct ConfigError {
     pub fix: String,
 }
 
-fn error<T>(key: &str, value: impl ToString, fix: impl Into<String>) -> Result<T, ConfigError> {
+pub(crate) fn error<T>(key: &str, value: impl ToString, fix: impl Into<String>) -> Result<T, ConfigError> {
     Err(ConfigError { key: key.into(), value: value.to_string(), fix: fix.into() })
 }
 
-fn require_positive(key: &str, value: usize) -> Result<(), ConfigError> {
+pub(crate) fn require_positive(key: &str, value: usize) -> Result<(), ConfigError> {
     match value {
         0 => error(key, 0, "must be at least 1"),
         _ => Ok(()),

@@ -177,10 +177,11 @@ fn model_config(args: &BenchArgs, path: &Path) -> Result<ModelConfig> {
 }
 
 fn measure(args: &BenchArgs, pair: Pair, config: BenchConfig) -> Result<Measurement> {
-    let plan = plan_to_measure(pair.preset, &[], &model_config(args, pair.model)?)?;
+    let model_config = model_config(args, pair.model)?;
+    let plan = plan_to_measure(pair.preset, &[], &model_config)?;
     let OpenDevice { device, name } = args.device.open()?;
     let model = match args.model.is_empty() {
-        true => Model::new(&model_config(args, pair.model)?, 0, &device),
+        true => Model::new(&model_config, 0, &device),
         false => Checkpoint::load(pair.model, &device)?.model,
     };
     let report = match args.memory_gib {

@@ -4,8 +4,7 @@ use burn::tensor::{DType, TensorData};
 use serde::{Deserialize, Serialize};
 
 use super::*;
-use crate::cache::entries::{Entries, EntryFormat, Packed};
-use crate::cache::entry_store::params_dtype;
+use crate::cache::entries::{Entries, EntryFormat, Layout, Packed, params_dtype};
 use crate::snapshot::Tensors;
 
 /// What of a cache is no tensor.
@@ -48,25 +47,18 @@ impl KvCache {
         if let Some(row) = rows.iter().position(|row| !row.is_consistent(is_ranked)) {
             return Err(format!("{name}: the entries of row {row} contradict each other"));
         }
-        let layer = LayerShape {
-            n_kv_heads: self.shape.n_heads,
-            head_dim: self.shape.head_dim,
-            span: self.reach.span(),
-            pick: self.pick,
-            n_newest: self.n_newest,
-        };
-        let mut cache = Self::new(&config, layer, rows.len(), &self.device);
+        let mut cache = Self::new(&config, self.layer, rows.len(), &self.device);
         (cache.rows, cache.counters) = (rows, counters);
         let all = cache.all_rows();
         let columns = cache.columns(&all);
         let mut take = |part: &str, n_rows: usize, n_entries: usize, formats: [EntryFormat; 2]| {
             let mut entries = |kind: &str, format: EntryFormat| {
-                let dims = [n_rows, cache.shape.n_heads, n_entries, cache.shape.head_dim];
+                let dims = [n_rows, cache.layer.n_kv_heads, n_entries, cache.layer.head_dim];
                 take_entries(&format!("{name}.{part}.{kind}"), format, dims, tensors, &cache.device)
             };
             Ok::<_, String>(Segment { keys: entries("keys", formats[0])?, values: entries("values", formats[1])? })
         };
-        let stored = [config.keys, config.values].map(|storage| storage.format(config.group, cache.shape.head_dim));
+        let stored = [config.keys, config.values].map(|storage| storage.format(config.group, cache.layer.head_dim));
         let shared = match columns.n_shared {
             0 => None,
             n_shared => Some(take("shared", 1, n_shared, stored)?),
@@ -121,14 +113,8 @@ fn take_entries(
             false => Err(format!("{name} is {:?} {:?}, expected {dtypes:?} {shape:?}", data.dtype(), data.shape())),
         }
     };
-    let dense = match format {
-        EntryFormat::F32 => Some(DType::F32),
-        EntryFormat::F16 => Some(DType::F16),
-        EntryFormat::BF16 => Some(DType::BF16),
-        EntryFormat::Int8 { .. } | EntryFormat::Int4 { .. } => None,
-    };
-    Ok(match (dense, format.packing(n_heads, head_dim)) {
-        (_, Some(packing)) => {
+    Ok(match format.layout(n_heads, head_dim) {
+        Layout::Packed(packing) => {
             let codes = take(&format!("{name}.codes"), [n_rows, 1, n_entries, packing.n_words()], &[DType::I32])?;
             let params = [n_rows, 1, n_entries, packing.n_params()];
             let params = take(&format!("{name}.params"), params, &[DType::F16, DType::F32])?;
@@ -139,8 +125,7 @@ fn take_entries(
                 packing,
             })
         }
-        (dense, None) => {
-            let dtype = dense.unwrap_or(DType::F32);
+        Layout::Dense(dtype) => {
             let numbers = take(name, [n_rows, n_heads, n_entries, head_dim], &[dtype])?;
             Entries::Dense(Tensor::from_data(numbers, (device, dtype)))
         }

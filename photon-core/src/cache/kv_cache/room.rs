@@ -1,6 +1,9 @@
 //! The room that a cache takes: how it grows, and when it gives room back.
 
-use super::{Budget, CachedRow, GROWTH_ENTRIES, KvCache, Schedule, rolling_capacity};
+use super::{Budget, CachedRow, KvCache, Schedule};
+
+/// Entries by which a cache grows at least.
+pub(super) const GROWTH_ENTRIES: usize = 64;
 
 impl KvCache {
     /// Gives back the room that no entry takes.
@@ -69,4 +72,9 @@ impl KvCache {
             }
         }
     }
+}
+
+/// A little more than what is seen, so that entries move to the front once in a while only.
+pub(super) fn rolling_capacity(max_entries: Option<usize>) -> usize {
+    max_entries.map_or(usize::MAX, |entries| entries.saturating_add((entries / 4).max(8)))
 }

@@ -11,7 +11,7 @@ mod stock;
 
 use burn::tensor::{DType, FloatDType, Tensor};
 
-use super::entries::{Entries, EntryFormat};
+use super::entries::{Entries, EntryFormat, Layout};
 use super::flex;
 
 /// The smallest scale: below it f16 has nothing but zero.
@@ -38,13 +38,9 @@ const MAX_INT4: f32 = 15.0;
 pub fn pack(x: Tensor<4>, format: EntryFormat) -> Entries {
     let x = x.inner();
     let [_, n_heads, _, head_dim] = x.dims();
-    let Some(packing) = format.packing(n_heads, head_dim) else {
-        let dtype = match format {
-            EntryFormat::F16 => FloatDType::F16,
-            EntryFormat::BF16 => FloatDType::BF16,
-            _ => FloatDType::F32,
-        };
-        return Entries::Dense(x.cast(dtype));
+    let packing = match format.layout(n_heads, head_dim) {
+        Layout::Dense(dtype) => return Entries::Dense(x.cast(FloatDType::from(dtype))),
+        Layout::Packed(packing) => packing,
     };
     let x = x.cast(FloatDType::F32);
     Entries::Packed(match flex::serves(&x.device()) {

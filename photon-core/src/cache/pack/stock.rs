@@ -1,9 +1,9 @@
 //! Packing by Burn's own operations, on any backend.
 
-use burn::tensor::{DType, Device, FloatDType, Int, IntDType, Tensor};
+use burn::tensor::{DType, FloatDType, Int, IntDType, Tensor};
 
 use super::{F16_STEP, MAX_F16, MAX_INT4, MAX_INT8, MIN_SCALE};
-use crate::cache::entries::{Code, Packed, Packing};
+use crate::cache::entries::{Code, Packed, Packing, params_dtype};
 
 const HEAD: usize = 1;
 const SEQ: usize = 2;
@@ -29,7 +29,7 @@ pub(super) fn pack(x: Tensor<4>, packing: Packing) -> Packed {
             (codes, Tensor::cat(vec![scale, minimum], LAST)) // [b, E, G, 2]
         }
     };
-    let params_dtype = if has_f16(&params.device()) { FloatDType::F16 } else { FloatDType::F32 };
+    let params_dtype = FloatDType::from(params_dtype(&params.device()));
     Packed {
         codes: to_words(codes.cast(IntDType::I32).reshape([batch, n_entries, n_heads, head_dim]), &packing),
         params: params.cast(params_dtype).reshape([batch, 1, n_entries, packing.n_params()]),
@@ -66,17 +66,13 @@ fn divisor(scale: &Tensor<4>) -> Tensor<4> {
 
 /// The smallest f16 that is no smaller, or the number itself where the device has no f16.
 fn round_up(x: Tensor<4>) -> Tensor<4> {
-    if !has_f16(&x.device()) {
+    if params_dtype(&x.device()) != DType::F16 {
         return x;
     }
     let as_f16 = |x: Tensor<4>| x.cast(FloatDType::F16).cast(FloatDType::F32);
     let nearest = as_f16(x.clone());
     let next = as_f16(nearest.clone() + (nearest.clone().abs() * F16_STEP).clamp_min(MIN_SCALE));
     nearest.clone().mask_where(nearest.lower(x), next)
-}
-
-fn has_f16(device: &Device) -> bool {
-    device.supports_dtype(DType::F16)
 }
 
 /// `[b, E, H, K]` codes to `[b, 1, E, W]` words.

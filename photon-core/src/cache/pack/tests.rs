@@ -10,7 +10,11 @@ const HEAD_DIMS: [usize; 6] = [32, 40, 52, 64, 96, 128];
 
 fn packings(n_heads: usize, head_dim: usize) -> Vec<Packing> {
     let wished = [32, 64, 13].into_iter().flat_map(|group| [EntryFormat::Int8 { group }, EntryFormat::Int4 { group }]);
-    wished.map(|format| format.with_group_for(head_dim).packing(n_heads, head_dim).unwrap()).collect()
+    let packing = |format: EntryFormat| match format.with_group_for(head_dim).layout(n_heads, head_dim) {
+        Layout::Packed(packing) => packing,
+        Layout::Dense(dtype) => panic!("{format:?} lies in {dtype:?}"),
+    };
+    wished.map(packing).collect()
 }
 
 fn words(x: &Tensor<4, Int>) -> Vec<i32> {
