@@ -14,6 +14,7 @@ mod commands;
 mod equivalence;
 mod gradients;
 mod import;
+mod offload;
 mod programs;
 mod readme;
 mod sessions;

@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::entries::EntryFormat;
+use super::offload::Offload;
 use super::policy::PolicyConfig;
 
 /// The caches of one stack: every layer has one of this kind.
@@ -27,6 +28,10 @@ pub struct CacheConfig {
     pub floor: Option<Budget>,
     /// The lightest storage that a lack of memory may turn to.
     pub lightest: Storage,
+    /// Host memory for blocks outside the window, where attention picks blocks by their scores. Absent: all entries
+    /// stay on the device.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub offload: Option<Offload>,
 }
 
 impl Default for CacheConfig {
@@ -40,6 +45,7 @@ impl Default for CacheConfig {
             policy: PolicyConfig::Full,
             floor: None,
             lightest: Storage::Int4,
+            offload: None,
         }
     }
 }

@@ -20,6 +20,13 @@ pub(super) struct EntryShape {
     pub(super) head_dim: usize,
 }
 
+impl EntryShape {
+    /// The formats of keys and of values that a config asks for.
+    pub(super) fn formats(self, config: &CacheConfig) -> [EntryFormat; 2] {
+        [config.keys, config.values].map(|storage| storage.format(config.group, self.head_dim))
+    }
+}
+
 impl PairStore {
     /// Keys and values as the config stores them.
     pub(super) fn new(
@@ -30,10 +37,8 @@ impl PairStore {
         device: &Device,
     ) -> Self {
         let store = |format| EntryStore::new(format, n_rows, shape.n_heads, capacity, shape.head_dim, device);
-        Self {
-            keys: store(config.keys.format(config.group, shape.head_dim)),
-            values: store(config.values.format(config.group, shape.head_dim)),
-        }
+        let [keys, values] = shape.formats(config);
+        Self { keys: store(keys), values: store(values) }
     }
 
     /// Keys and values in f32.
@@ -62,10 +67,9 @@ impl PairStore {
     }
 
     /// Writes entries that are in the store's formats already.
-    pub(super) fn write_segment(&mut self, rows: &[usize], segment: Segment) {
-        let offsets = vec![0; rows.len()];
-        self.keys.write_entries(rows, &offsets, segment.keys);
-        self.values.write_entries(rows, &offsets, segment.values);
+    pub(super) fn write_segment(&mut self, rows: &[usize], offsets: &[usize], segment: Segment) {
+        self.keys.write_entries(rows, offsets, segment.keys);
+        self.values.write_entries(rows, offsets, segment.values);
     }
 
     pub(super) fn read(&self, rows: &[usize], start: usize, end: usize) -> Segment {
