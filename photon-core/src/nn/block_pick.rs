@@ -2,8 +2,7 @@
 //!
 //! Whole sequences and steps over a cache call the same functions, so that generation looks at what training did.
 //! What nobody looks at is still stored and, without an offload tier (`cache::offload`), multiplied; the choice bounds
-//! what a position attends to. It is made by
-//! comparisons and carries no gradient.
+//! what a position attends to. It is made by comparisons and carries no gradient.
 
 use burn::tensor::{Device, Int, Tensor, TensorData};
 
