@@ -9,10 +9,11 @@
 //! each block, and means stay on the device, so the choice, and with it the result, is that of a cache without a
 //! tier. A block leaves the main store as soon as it lies wholly before the window of the next query. It then stays in
 //! host memory for good; a fixed number of slots on the device hold copies, and the one least recently used gives way.
-//! Blocks of sinks have slots of their own.
+//! Blocks of sinks have places of their own.
 //!
 //! After a call, the blocks next to those that its last query took are brought in before anybody asks (those taken
-//! are on the device already). On the CPU backend device and host are one memory: the tiers are counted apart.
+//! are on the device already). They are guesses: until they are taken they give way first, and few of them displace
+//! a block that was taken. On the CPU backend device and host are one memory: the tiers are counted apart.
 //!
 //! ```text
 //!  tier         means, slots and host blocks of all rows

@@ -209,15 +209,23 @@ fn hits_and_misses_are_those_of_an_example_by_hand() {
 ///  2         0: hit                               0 1*
 ///  3         2: miss       3                      0 1* 2 3*
 ///  4         3: hit, used  4 for 1                0 4* 2 3
-///  5         1: miss for 0 0 for 2                1 4* 0* 3
-///  6         4: hit, used  5 for 3, 3 for 1       3* 4 0* 5*
-///  7         0: hit, used  1 for 4                3* 1* 0 5*
+///  5         1: miss for 4                        0 1 2 3
+///  6         4: miss for 0 5 for 2                4 1 5* 3
+///  7         5: hit, used  6 for 3                4 1 5 6*
 /// ```
 #[test]
 fn prefetches_are_those_of_an_example_by_hand() {
-    let taken = [0, 0, 0, 2, 3, 1, 4, 0];
+    let taken = [0, 0, 0, 2, 3, 1, 4, 5];
     let found = take_blocks(Offload { resident_blocks: 4, prefetch: true }, &taken, &[1; 8]);
-    let expected = OffloadUse { host_bytes: 8 * 16, hits: 4, misses: 3, prefetched: 7, prefetches_used: 3 };
+    let expected = OffloadUse { host_bytes: 8 * 16, hits: 3, misses: 4, prefetched: 5, prefetches_used: 2 };
+    assert_eq!(found, expected);
+}
+
+/// Two slots: position 3 takes block 1, block 2 comes for block 0, and then both have to stay.
+#[test]
+fn a_neighbour_does_not_push_out_the_one_before() {
+    let found = take_blocks(Offload { resident_blocks: 2, prefetch: true }, &[0, 0, 0, 1], &[1; 4]);
+    let expected = OffloadUse { host_bytes: 4 * 16, hits: 2, misses: 1, prefetched: 2, prefetches_used: 1 };
     assert_eq!(found, expected);
 }
 

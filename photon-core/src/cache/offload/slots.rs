@@ -2,6 +2,9 @@
 
 use serde::{Deserialize, Serialize};
 
+/// Blocks that nobody has taken yet displace others in one of so many slots only: a wrong guess costs no more.
+const SLOTS_PER_GUESS: usize = 4;
+
 /// The slots of one row.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Slots {
@@ -62,12 +65,17 @@ impl Slots {
         Some(std::mem::replace(&mut found.arrival, Arrival::Asked))
     }
 
-    /// Gives `block` a free slot, or that of the least recently used block that is not among `staying`; `None` where
-    /// all of them stay. To arrive counts as a use.
+    /// Gives `block` a free slot, or that of a block that is not among `staying`: one that nobody has taken yet, or else
+    /// the least recently used. `None` where no block may give way: what comes ahead displaces only others that did
+    /// once there are enough of them.
     pub(super) fn admit(&mut self, block: usize, staying: &[usize], arrival: Arrival) -> Option<usize> {
-        let gives_way = |resident: &Option<Resident>| resident.is_none_or(|held| !staying.contains(&held.block));
-        let candidates = self.slots.iter().enumerate().filter(|(_, resident)| gives_way(resident));
-        let (slot, _) = candidates.min_by_key(|(_, resident)| resident.map_or(0, |held| held.last_used))?;
+        let n_ahead = self.slots.iter().flatten().filter(|held| held.arrival == Arrival::Ahead).count();
+        let displaces_taken = arrival == Arrival::Asked || n_ahead < (self.slots.len() / SLOTS_PER_GUESS).max(1);
+        let gives_way =
+            |held: Resident| !staying.contains(&held.block) && (displaces_taken || held.arrival == Arrival::Ahead);
+        let candidates = self.slots.iter().enumerate().filter(|(_, resident)| resident.is_none_or(gives_way));
+        let (slot, _) = candidates
+            .min_by_key(|(_, resident)| resident.map(|held| (held.arrival == Arrival::Asked, held.last_used)))?;
         self.clock += 1;
         self.slots[slot] = Some(Resident { block, last_used: self.clock, arrival });
         Some(slot)
@@ -90,14 +98,27 @@ mod tests {
         let mut slots = Slots::new(2);
         assert_eq!(slots.take(5), None);
         assert_eq!(slots.admit(5, &[5], Arrival::Asked), Some(0));
-        assert_eq!(slots.admit(7, &[5], Arrival::Ahead), Some(1));
+        assert_eq!(slots.admit(7, &[5], Arrival::Asked), Some(1));
         assert_eq!(slots.take(5), Some(Arrival::Asked));
-        assert_eq!(slots.admit(9, &[5, 7], Arrival::Ahead), None, "both stay");
+        assert_eq!(slots.admit(9, &[5, 7], Arrival::Asked), None, "both stay");
         assert_eq!(slots.admit(9, &[], Arrival::Asked), Some(1), "7 is older than the last use of 5");
         assert!(slots.holds(9) && !slots.holds(7));
         slots.truncate(9);
         assert_eq!(slots.filled().collect::<Vec<_>>(), [(0, 5)]);
         assert!(slots.is_consistent(5, 6) && !slots.is_consistent(6, 9) && !slots.is_consistent(0, 5));
+    }
+
+    #[test]
+    fn what_came_ahead_gives_way_first_and_displaces_few() {
+        let mut slots = Slots::new(4);
+        for block in 0..4 {
+            slots.admit(block, &[], Arrival::Asked);
+        }
+        assert_eq!(slots.admit(10, &[], Arrival::Ahead), Some(0));
+        assert_eq!(slots.admit(11, &[10], Arrival::Ahead), None, "one of four");
+        assert_eq!(slots.admit(11, &[], Arrival::Ahead), Some(0), "in the place of the other guess");
+        assert_eq!(slots.admit(12, &[], Arrival::Asked), Some(0), "though 1 is older");
+        assert_eq!(slots.admit(13, &[], Arrival::Asked), Some(1));
     }
 
     #[test]

@@ -190,7 +190,7 @@ impl Tier {
         }
     }
 
-    /// Brings in the neighbours of the blocks that the last query of each row took, later ones first.
+    /// Brings in the neighbours of the blocks that the last query of each row took, those of the best block first.
     pub(in crate::cache) fn prefetch(&mut self, rows: &[usize]) {
         if !self.config.prefetch {
             return;
