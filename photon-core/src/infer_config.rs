@@ -8,10 +8,12 @@ use std::fmt;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::advance::AdvanceRule;
-use crate::cache::config::{Budget, CacheConfig, Storage};
+use crate::cache::config::{Budget, CacheConfig, MAX_ROOM, Storage};
+use crate::cache::offload::Offload;
 use crate::cache::policy::PolicyConfig;
 use crate::config::{ConfigError, ModelConfig, StackSpec, error, require_positive};
 use crate::nn::activations::Activations;
+use crate::nn::block_pick::BlockPick;
 
 /// How to generate.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -59,6 +61,9 @@ pub struct CacheRule {
     /// See [`CacheConfig::lightest`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lightest: Option<Storage>,
+    /// See [`CacheConfig::offload`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub offload: Option<Offload>,
 }
 
 /// A stage that has caches.
@@ -190,7 +195,7 @@ impl Stages {
 
 impl CacheRule {
     fn apply(&self, config: &mut CacheConfig) {
-        let Self { stages: _, keys, values, group, residual, block, policy, floor, lightest } = self.clone();
+        let Self { stages: _, keys, values, group, residual, block, policy, floor, lightest, offload } = self.clone();
         config.keys = keys.unwrap_or(config.keys);
         config.values = values.unwrap_or(config.values);
         config.group = group.unwrap_or(config.group);
@@ -198,6 +203,7 @@ impl CacheRule {
         config.block = block.unwrap_or(config.block);
         config.lightest = lightest.unwrap_or(config.lightest);
         config.floor = floor.or(config.floor);
+        config.offload = offload.or(config.offload);
         if let Some(policy) = policy {
             config.policy = policy;
         }
@@ -279,6 +285,9 @@ fn check(stage: Stage, config: &CacheConfig, spec: &StackSpec, n_newest: usize) 
     let key = |name: &str| format!("caches ({stage}).{name}");
     require_positive(&key("group"), config.group)?;
     require_positive(&key("block"), config.block)?;
+    if let Some((name, room)) = config.beyond_room() {
+        return error(&key(name), room, format!("must be at most {MAX_ROOM}: room for so many is taken at once"));
+    }
     let policy_key = key(&format!("policy.{}", config.policy.name()));
     match &config.policy {
         PolicyConfig::Window(window) if window.recent == 0 => {
@@ -308,6 +317,21 @@ fn check(stage: Stage, config: &CacheConfig, spec: &StackSpec, n_newest: usize) 
     if spec.pick.is_some() && (config.policy != PolicyConfig::Full || config.residual > 0) {
         let fix = "attention that picks blocks by their scores needs all entries at hand: policy full and residual 0";
         return error(&key("policy"), config.policy.name(), fix);
+    }
+    if let Some(Offload { resident_blocks, .. }) = config.offload {
+        let key = key("offload.resident_blocks");
+        match spec.pick {
+            None => {
+                let fix = "only attention that picks blocks by their scores (sparse, with pick = { top = .. }) leaves \
+                           entries that may lie in host memory: name the stages that have it, or leave offload out";
+                return error(&key, resident_blocks, fix);
+            }
+            Some(BlockPick { top, .. }) if resident_blocks < top => {
+                let fix = format!("a position picks {top} blocks, which must fit on the device: at least {top}");
+                return error(&key, resident_blocks, fix);
+            }
+            Some(_) => {}
+        }
     }
     let Some(ranking) = config.policy.ranking() else {
         return match config.floor {

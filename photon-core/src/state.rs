@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 use crate::advance::{AdvanceError, AdvanceRule};
 use crate::cache::error::CacheError;
 use crate::cache::kv_cache::KvCache;
+use crate::cache::offload::OffloadUse;
 use crate::cache::row_store::RowStore;
 use crate::config::ModelConfig;
 use crate::decoder::DecoderState;
@@ -88,9 +89,9 @@ pub struct CacheUse {
     pub stage: String,
     /// Entries stored for one row in each of the stage's layers (the longest row's).
     pub entries: usize,
-    /// Bytes that the entries of all rows take.
+    /// Bytes that the entries of all rows take on the device.
     pub used_bytes: usize,
-    /// Bytes that the cache's tensors hold, room to grow included.
+    /// Bytes that the cache's tensors hold on the device, room to grow included.
     pub allocated_bytes: usize,
     /// The part of both that continuations of one prompt share.
     pub shared_bytes: usize,
@@ -102,6 +103,9 @@ pub struct CacheUse {
     pub evicted_entries: usize,
     /// Time spent storing entries, quantising included, as the host sees it.
     pub storing_secs: f64,
+    /// What is in host memory, and how often it was needed, where there is a tier for it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub offload: Option<OffloadUse>,
 }
 
 impl State {
@@ -219,7 +223,7 @@ impl State {
         Ok(())
     }
 
-    /// Bytes that the caches would hold after `n_new` more tokens of every row: an upper bound.
+    /// Bytes that the caches would hold on the device after `n_new` more tokens of every row: an upper bound.
     pub fn bytes_after(&self, model: &ModelConfig, n_new: usize) -> usize {
         let bytes_after = |(stage, caches): (Stage, &[KvCache])| {
             let n_positions = most_new_positions(model, stage, n_new);
@@ -229,7 +233,7 @@ impl State {
         self.caches().into_iter().map(bytes_after).chain(units).sum()
     }
 
-    /// Bytes that caches and unfinished chunks hold.
+    /// Bytes that caches and unfinished chunks hold on the device.
     pub fn bytes(&self) -> usize {
         let caches = self.caches().into_iter().flat_map(|(_, caches)| caches).map(KvCache::bytes);
         caches.chain(self.units().into_iter().map(|(_, store)| store.bytes())).sum()
@@ -374,5 +378,6 @@ fn stage_use(stage: Stage, caches: &[KvCache], unfinished_bytes: usize) -> Cache
         written_entries: sum(|cache| cache.counters().written),
         evicted_entries: sum(|cache| cache.counters().evicted),
         storing_secs: caches.iter().map(|cache| cache.counters().storing.as_secs_f64()).sum(),
+        offload: caches.iter().filter_map(KvCache::offload_use).reduce(|sum, one| sum + one),
     }
 }

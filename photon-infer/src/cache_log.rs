@@ -1,5 +1,6 @@
 //! What caches came to over a generation, in which rows leave and batches follow each other.
 
+use photon_core::cache::offload::OffloadUse;
 use photon_core::state::CacheUse;
 
 use crate::session::{Relief, Session, SessionError};
@@ -22,6 +23,7 @@ impl CacheLog {
                 written_entries: 0,
                 evicted_entries: 0,
                 storing_secs: 0.0,
+                offload: stage.offload.map(|_| OffloadUse::default()),
                 ..stage.clone()
             };
             self.stages = now.iter().map(uncounted).collect();
@@ -32,6 +34,9 @@ impl CacheLog {
             largest.allocated_bytes = largest.allocated_bytes.max(now.allocated_bytes);
             largest.shared_bytes = largest.shared_bytes.max(now.shared_bytes);
             largest.unfinished_bytes = largest.unfinished_bytes.max(now.unfinished_bytes);
+            if let (Some(largest), Some(now)) = (&mut largest.offload, now.offload) {
+                largest.host_bytes = largest.host_bytes.max(now.host_bytes);
+            }
         }
     }
 
@@ -47,6 +52,9 @@ impl CacheLog {
             sum.written_entries += last.written_entries;
             sum.evicted_entries += last.evicted_entries;
             sum.storing_secs += last.storing_secs;
+            if let (Some(sum), Some(last)) = (&mut sum.offload, last.offload) {
+                *sum = OffloadUse { host_bytes: 0, ..last } + *sum;
+            }
         }
     }
 }
@@ -66,6 +74,7 @@ mod tests {
             written_entries,
             evicted_entries: written_entries,
             storing_secs: 1.0,
+            offload: Some(OffloadUse { host_bytes: used_bytes, hits: written_entries, ..OffloadUse::default() }),
         }
     }
 

@@ -15,6 +15,7 @@ mod equivalence;
 mod fidelity;
 mod gradients;
 mod import;
+mod offload;
 mod programs;
 mod readme;
 mod sessions;

@@ -116,11 +116,14 @@ fn snapshots_that_are_not_whole_or_not_ours_are_refused() {
     older.metadata.as_mut().unwrap().insert("photon_state_version".into(), "0".into());
     older.write(&path);
     refused("version 0");
-    let mut record = weights;
-    let text = record.metadata.as_mut().unwrap().get_mut("photon_state").unwrap();
-    *text = text.replacen("\"n_tail\":", "\"n_tail\":9", 1);
-    record.write(&path);
-    refused("contradict");
+    // Digits put before a number make it another.
+    for (key, digit, found) in [("n_tail", 9, "contradict"), ("residual", 9_000_000, "cannot be")] {
+        let mut record = weights.clone();
+        let text = record.metadata.as_mut().unwrap().get_mut("photon_state").unwrap();
+        *text = text.replacen(&format!("\"{key}\":"), &format!("\"{key}\":{digit}"), 1);
+        record.write(&path);
+        refused(found);
+    }
 }
 
 #[test]

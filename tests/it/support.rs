@@ -27,17 +27,20 @@ pub(crate) fn parse(toml: &str) -> ModelConfig {
     config_file::parse_model(table, "test.toml".as_ref()).unwrap_or_else(|error| panic!("{error}\n{toml}"))
 }
 
+/// The flat model with one kind of attention.
+pub(crate) fn flat_case(attention: &str) -> Case {
+    Case {
+        name: format!("flat, attention {attention}"),
+        config: parse(&format!(
+            "architecture = \"flat\"\nvocab_size = {VOCAB_SIZE}\nd_model = 8\n\
+             [stack]\nn_layers = 2\nn_heads = 4\nn_kv_heads = 2\nd_ff = 12\nattention = {attention}\n"
+        )),
+    }
+}
+
 /// The flat model with every kind of attention, the full one first.
 pub(crate) fn flat_cases() -> Vec<Case> {
-    ["\"full\"", "{ window = { units = 3 } }", STRIDED, PICKED]
-        .map(|attention| Case {
-            name: format!("flat, attention {attention}"),
-            config: parse(&format!(
-                "architecture = \"flat\"\nvocab_size = {VOCAB_SIZE}\nd_model = 8\n\
-                 [stack]\nn_layers = 2\nn_heads = 4\nn_kv_heads = 2\nd_ff = 12\nattention = {attention}\n"
-            )),
-        })
-        .into()
+    ["\"full\"", "{ window = { units = 3 } }", STRIDED, PICKED].map(flat_case).into()
 }
 
 /// One to four levels, unequal chunk lengths and widths, with one kind of attention in every encoder and decoder.

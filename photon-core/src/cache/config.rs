@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::entries::EntryFormat;
+use super::offload::Offload;
 use super::policy::PolicyConfig;
 
 /// The caches of one stack: every layer has one of this kind.
@@ -27,6 +28,10 @@ pub struct CacheConfig {
     pub floor: Option<Budget>,
     /// The lightest storage that a lack of memory may turn to.
     pub lightest: Storage,
+    /// Host memory for blocks outside the window, where attention picks blocks by their scores. Absent: all entries
+    /// stay on the device.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub offload: Option<Offload>,
 }
 
 impl Default for CacheConfig {
@@ -40,6 +45,7 @@ impl Default for CacheConfig {
             policy: PolicyConfig::Full,
             floor: None,
             lightest: Storage::Int4,
+            offload: None,
         }
     }
 }
@@ -60,7 +66,18 @@ pub enum Storage {
     Int4,
 }
 
+/// The most exact entries, entries of a block, and blocks brought back from host memory: room for them is taken at
+/// once, so a damaged snapshot must not ask for any number.
+pub const MAX_ROOM: usize = 1 << 16;
+
 impl CacheConfig {
+    /// The key and value of the first number beyond [`MAX_ROOM`], if there is one.
+    pub(crate) fn beyond_room(&self) -> Option<(&'static str, usize)> {
+        let resident_blocks = self.offload.map_or(0, |offload| offload.resident_blocks);
+        let rooms = [("residual", self.residual), ("block", self.block), ("offload.resident_blocks", resident_blocks)];
+        rooms.into_iter().find(|&(_, room)| room > MAX_ROOM)
+    }
+
     /// Bytes of one entry, key and value, of a layer.
     pub fn entry_bytes(&self, n_kv_heads: usize, head_dim: usize) -> usize {
         let bytes = |storage: Storage| storage.format(self.group, head_dim).entry_bytes(n_kv_heads, head_dim);

@@ -11,10 +11,17 @@
 //! again is dropped, and a policy may evict more. Masks are made from positions. Entries move from the tail to the
 //! main store and out of the cache at the ends of blocks of positions, wherever a call ends, so the outcome does not
 //! depend on how a sequence is cut into calls.
+//!
+//! With a tier of host memory, where attention picks blocks by their scores, the main store holds the newest entries
+//! only; see [`offload`](super::offload).
 
 mod columns;
+mod offloaded;
+#[cfg(test)]
+mod offloaded_tests;
 mod record;
 mod room;
+mod sharing;
 #[cfg(test)]
 mod tests;
 
@@ -26,8 +33,9 @@ use serde::{Deserialize, Serialize};
 
 use super::attend::{attend, attend_with_weights};
 use super::config::{Budget, CacheConfig, Storage};
-use super::entries::Segment;
+use super::entries::{EntryFormat, Segment};
 use super::error::CacheError;
+use super::offload::{OffloadUse, Tier};
 use super::pack::{pack, unpack};
 use super::pair_store::PairStore;
 use super::policy::{EntryStats, Evidence, Query, Schedule, kept};
@@ -56,6 +64,8 @@ pub struct KvCache {
     shared: Option<Shared>,
     main: PairStore,
     tail: Option<PairStore>,
+    /// Blocks that lie wholly before the window; their entries are in no other part.
+    tier: Option<Tier>,
     rows: Vec<CachedRow>,
     counters: Counters,
     device: Device,
@@ -87,6 +97,13 @@ pub struct LayerShape {
     pub n_newest: usize,
 }
 
+impl LayerShape {
+    /// The formats of keys and of values that a config asks for.
+    pub(super) fn formats(&self, config: &CacheConfig) -> [EntryFormat; 2] {
+        [config.keys, config.values].map(|storage| storage.format(config.group, self.head_dim))
+    }
+}
+
 /// New positions of some rows, as attention hands them over.
 pub struct NewEntries<'a> {
     /// The rows of the cache.
@@ -103,9 +120,18 @@ pub struct NewEntries<'a> {
 
 impl KvCache {
     /// An empty cache.
+    ///
+    /// # Panics
+    ///
+    /// If there is to be an offload tier, and attention picks no blocks.
     pub fn new(config: &CacheConfig, layer: LayerShape, n_rows: usize, device: &Device) -> Self {
         let reach = Reach::new(layer.span, &config.policy);
-        let capacity = GROWTH_ENTRIES.min(rolling_capacity(reach.max_entries()));
+        let tier = config.offload.map(|offload| {
+            let pick = layer.pick.expect("a tier of host memory is for attention that picks blocks");
+            Tier::new(config, offload, pick, n_rows, layer, device)
+        });
+        let max_entries = tier.as_ref().map(Tier::max_entries_outside).or(reach.max_entries());
+        let capacity = GROWTH_ENTRIES.min(rolling_capacity(max_entries));
         let tail =
             (config.residual > 0).then(|| PairStore::exact(n_rows, layer, config.residual + 2 * config.block, device));
         Self {
@@ -114,6 +140,7 @@ impl KvCache {
             shared: None,
             main: PairStore::new(config, n_rows, layer, capacity, device),
             tail,
+            tier,
             rows: vec![CachedRow::default(); n_rows],
             counters: Counters::default(),
             device: device.clone(),
@@ -125,18 +152,13 @@ impl KvCache {
     ///
     /// `sinks` are the logits of the learned sinks, one for each head, if there are any.
     pub fn attend(&mut self, new: NewEntries<'_>, sinks: Option<Tensor<1>>) -> Tensor<4> {
-        let pieces = self.pieces(new.positions);
-        if let [_] = pieces[..] {
-            return self.attend_piece(new, sinks);
+        match self.tier {
+            Some(_) => self.attend_offloaded(new, sinks),
+            None => {
+                let pieces = self.pieces(new.positions);
+                in_parts(new, pieces, |_, piece| self.attend_piece(piece, sinks.clone()))
+            }
         }
-        let NewEntries { rows, positions, queries, keys, values } = new;
-        let attend_part = |piece: Range<usize>| {
-            let part = |x: &Tensor<4>| x.clone().narrow(SEQ, piece.start, piece.len());
-            let positions: Vec<Vec<usize>> = positions.iter().map(|row| row[piece.clone()].to_vec()).collect();
-            let (queries, keys, values) = (part(&queries), part(&keys), part(&values));
-            self.attend_piece(NewEntries { rows, positions: &positions, queries, keys, values }, sinks.clone())
-        };
-        Tensor::cat(pieces.into_iter().map(attend_part).collect(), SEQ)
     }
 
     /// Keeps of the prompt what the policy wants to keep of it.
@@ -146,25 +168,32 @@ impl KvCache {
 
     /// Entries stored for `row`.
     pub fn n_entries(&self, row: usize) -> usize {
-        self.rows[row].len()
+        self.rows[row].len() + self.tier.as_ref().map_or(0, |tier| tier.n_entries(row))
     }
 
     /// Entries of the row that holds most.
     pub fn longest_row(&self) -> usize {
-        self.rows.iter().map(CachedRow::len).max().unwrap_or(0)
+        (0..self.rows.len()).map(|row| self.n_entries(row)).max().unwrap_or(0)
     }
 
-    /// Bytes of the entries of all rows, without the room to grow. Shared entries count once.
+    /// Bytes on the device of the entries of all rows, without the room to grow. Shared entries count once.
     pub fn used_bytes(&self) -> usize {
         let n_main: usize = self.rows.iter().map(CachedRow::n_main).sum();
         let n_tail: usize = self.rows.iter().map(|row| row.n_tail).sum();
         let tail_entry_bytes = self.tail.as_ref().map_or(0, PairStore::entry_bytes);
-        n_main * self.main.entry_bytes() + n_tail * tail_entry_bytes + self.shared_bytes()
+        let tier_bytes = self.tier.as_ref().map_or(0, Tier::used_bytes);
+        n_main * self.main.entry_bytes() + n_tail * tail_entry_bytes + self.shared_bytes() + tier_bytes
     }
 
-    /// Bytes that the cache's tensors hold.
+    /// Bytes that the cache's tensors hold on the device.
     pub fn bytes(&self) -> usize {
-        self.main.bytes() + self.tail.as_ref().map_or(0, PairStore::bytes) + self.shared_bytes()
+        let tier_bytes = self.tier.as_ref().map_or(0, Tier::bytes);
+        self.main.bytes() + self.tail.as_ref().map_or(0, PairStore::bytes) + self.shared_bytes() + tier_bytes
+    }
+
+    /// What is in host memory, where there is a tier for it, and how often it was needed.
+    pub fn offload_use(&self) -> Option<OffloadUse> {
+        self.tier.as_ref().map(Tier::usage)
     }
 
     /// Bytes of the entries that other forks hold as well.
@@ -172,9 +201,12 @@ impl KvCache {
         self.shared.as_ref().map_or(0, Shared::bytes)
     }
 
-    /// Bytes that the tensors would hold after `n_new` more positions of every row.
+    /// Bytes that the tensors would hold on the device after `n_new` more positions of every row; with a tier of host
+    /// memory the most that it can be.
     pub fn bytes_after(&self, n_new: usize) -> usize {
-        self.bytes() - self.main.bytes() + self.capacity_after(n_new) * self.rows.len() * self.main.entry_bytes()
+        let main_bytes = self.capacity_after(n_new) * self.rows.len() * self.main.entry_bytes();
+        let tier_bytes = self.tier.as_ref().map_or(0, |tier| self.tier_bytes_after(tier, n_new) - tier.bytes());
+        self.bytes() - self.main.bytes() + main_bytes + tier_bytes
     }
 
     /// What has happened so far.
@@ -198,6 +230,7 @@ impl KvCache {
         self.shared = self.shared.take().filter(|_| rows.iter().any(|&row| self.rows[row].n_shared > 0));
         self.main.select_rows(rows);
         self.tail.iter_mut().for_each(|tail| tail.select_rows(rows));
+        self.tier.iter_mut().for_each(|tier| tier.select_rows(rows));
         self.rows = rows.iter().map(|&row| self.rows[row].clone()).collect();
     }
 
@@ -210,14 +243,17 @@ impl KvCache {
         for (row, &n_positions) in self.rows.iter().zip(n_positions) {
             self.check_truncate(row, n_positions)?;
         }
-        for (row, &n_positions) in self.rows.iter_mut().zip(n_positions) {
-            row.truncate(n_positions);
+        for (row, &n_positions) in n_positions.iter().enumerate() {
+            self.take_back(row, n_positions);
+            self.rows[row].truncate(n_positions);
         }
+        self.even_out();
         Ok(())
     }
 
     fn check_truncate(&self, row: &CachedRow, n_positions: usize) -> Result<(), CacheError> {
-        if row.n_seen <= n_positions {
+        // What a tier of host memory holds can be had at any time.
+        if row.n_seen <= n_positions || self.tier.is_some() {
             return Ok(());
         }
         if let Some(ranking) = self.config.policy.ranking() {
@@ -266,11 +302,12 @@ impl KvCache {
         };
         let mut main = PairStore::new(&self.config, rows.len(), self.layer, longest.max(1), &self.device);
         if longest > 0 {
-            main.write_segment(&rows, restored(self.main.read(&rows, 0, longest)));
+            main.write_segment(&rows, &vec![0; rows.len()], restored(self.main.read(&rows, 0, longest)));
         }
         let shared = self.shared.take().map(|shared| shared.read(1, shared.n_entries()));
         let shared = shared.map(|entries| Shared::from_own(restored(entries)));
         (self.main, self.shared) = (main, shared);
+        self.tier.iter_mut().for_each(|tier| tier.set_storage(&self.config));
     }
 
     fn all_rows(&self) -> Vec<usize> {
@@ -316,9 +353,10 @@ impl KvCache {
         // Query heads that share keys and values go through one product as if they were more queries.
         let grouped = [batch, self.layer.n_kv_heads, n_groups * n_queries, head_dim];
         let segments = self.segments(rows, &columns);
-        let mask = match self.layer.pick {
-            None => self.mask(rows, positions, &columns),
-            Some(pick) => {
+        let mask = match (self.layer.pick, &self.tier) {
+            (None, _) => self.mask(rows, positions, &columns),
+            (Some(_), Some(tier)) => self.offloaded_mask(tier, rows, positions, &columns),
+            (Some(pick), None) => {
                 // Nothing leaves such a cache, so column `i` holds position `i`.
                 let keys = segments.iter().map(|segment| unpack(segment.keys.clone())).collect();
                 let fixed = pick.fixed_mask(positions, columns.len(), &self.device);
@@ -352,6 +390,7 @@ impl KvCache {
             self.pack_tail(&settling);
             self.evict(&settling, Schedule::EveryBlock);
         }
+        self.offload(rows);
         self.give_back_room();
         out.reshape([batch, n_heads, n_queries, head_dim])
     }
@@ -500,32 +539,25 @@ impl KvCache {
             }
         }
     }
+}
 
-    /// Makes ready for copies of a cache of one row, so that they share what it holds.
-    ///
-    /// A cache that drops entries, or holds several rows, is left as it is.
-    pub fn share_for_fork(&mut self) {
-        if self.rows.len() == 1 && self.never_drops() {
-            self.share(0);
-        }
+/// Attention of new positions part by part: `[b, H, N, K]`.
+fn in_parts(
+    new: NewEntries<'_>,
+    parts: Vec<Range<usize>>,
+    mut attend: impl FnMut(Range<usize>, NewEntries<'_>) -> Tensor<4>,
+) -> Tensor<4> {
+    if let [all] = &parts[..] {
+        return attend(all.clone(), new);
     }
-
-    fn never_drops(&self) -> bool {
-        self.reach.is_full() && self.config.policy.ranking().is_none()
-    }
-
-    /// Moves the main entries of a row to the shared part, which all rows then hold.
-    fn share(&mut self, row: usize) {
-        let cached = &mut self.rows[row];
-        if cached.n_main() > 0 {
-            let own = self.main.read(&[row], cached.start, cached.end());
-            let earlier = self.shared.take().map(|shared| shared.read(1, cached.n_shared));
-            self.shared = Some(Shared::new(earlier, own));
-        }
-        cached.n_shared += cached.n_main();
-        cached.start = 0;
-        self.main.resize(0, GROWTH_ENTRIES);
-    }
+    let NewEntries { rows, positions, queries, keys, values } = new;
+    let attend_part = |range: Range<usize>| {
+        let part = |x: &Tensor<4>| x.clone().narrow(SEQ, range.start, range.len());
+        let positions: Vec<Vec<usize>> = positions.iter().map(|row| row[range.clone()].to_vec()).collect();
+        let (queries, keys, values) = (part(&queries), part(&keys), part(&values));
+        attend(range, NewEntries { rows, positions: &positions, queries, keys, values })
+    };
+    Tensor::cat(parts.into_iter().map(attend_part).collect(), SEQ)
 }
 
 /// Norms over all heads, by row and position.

@@ -7,6 +7,7 @@
 //!    reach       which of them a query sees
 //!    policy      which of them stay, where not all may
 //!    row_store, entry_store, pair_store, shared   the tensors
+//!    offload     host memory for blocks that attention may pick, and the few of them that are on the device
 //!  entries     the formats of entries
 //!    pack        numbers to entries and back
 //!    attend      attention that reads entries as they are stored
@@ -24,6 +25,7 @@ mod flex;
 mod half_float;
 mod heads;
 pub mod kv_cache;
+pub mod offload;
 pub mod pack;
 mod pair_store;
 pub mod policy;

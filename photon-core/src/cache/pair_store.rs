@@ -24,10 +24,8 @@ impl PairStore {
         device: &Device,
     ) -> Self {
         let store = |format| EntryStore::new(format, n_rows, layer.n_kv_heads, capacity, layer.head_dim, device);
-        Self {
-            keys: store(config.keys.format(config.group, layer.head_dim)),
-            values: store(config.values.format(config.group, layer.head_dim)),
-        }
+        let [keys, values] = layer.formats(config);
+        Self { keys: store(keys), values: store(values) }
     }
 
     /// Keys and values in f32.
@@ -56,10 +54,9 @@ impl PairStore {
     }
 
     /// Writes entries that are in the store's formats already.
-    pub(super) fn write_segment(&mut self, rows: &[usize], segment: Segment) {
-        let offsets = vec![0; rows.len()];
-        self.keys.write_entries(rows, &offsets, segment.keys);
-        self.values.write_entries(rows, &offsets, segment.values);
+    pub(super) fn write_segment(&mut self, rows: &[usize], offsets: &[usize], segment: Segment) {
+        self.keys.write_entries(rows, offsets, segment.keys);
+        self.values.write_entries(rows, offsets, segment.values);
     }
 
     pub(super) fn read(&self, rows: &[usize], start: usize, end: usize) -> Segment {

@@ -1,5 +1,7 @@
 //! What a cache knows of one row: which positions it holds, where they lie, and what a policy has noted of them.
 
+use std::ops::Range;
+
 use serde::{Deserialize, Serialize};
 
 use super::policy::EntryStats;
@@ -87,6 +89,13 @@ impl CachedRow {
         self.n_tail = tail.len();
         self.start = 0;
         (main, tail)
+    }
+
+    /// Puts positions before all others, for entries that lie at the beginning of the main store.
+    pub(super) fn push_front(&mut self, positions: Range<usize>) {
+        let positions = positions.map(|position| u32::try_from(position).expect("fewer than 2^32"));
+        self.positions.splice(0..0, positions);
+        self.start = 0;
     }
 
     /// Forgets the entries from `n_positions` on.

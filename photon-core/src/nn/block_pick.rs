@@ -1,8 +1,8 @@
 //! Attention to the blocks that score best: which blocks a query takes, and the mask that follows.
 //!
 //! Whole sequences and steps over a cache call the same functions, so that generation looks at what training did.
-//! What nobody looks at is still stored and multiplied; the choice bounds what a position attends to. It is made by
-//! comparisons and carries no gradient.
+//! What nobody looks at is still stored and, without an offload tier (`cache::offload`), multiplied; the choice bounds
+//! what a position attends to. It is made by comparisons and carries no gradient.
 
 use burn::tensor::{Device, Int, Tensor, TensorData};
 

@@ -96,7 +96,12 @@ pub(super) fn run(args: GenerateArgs) -> Result<()> {
     }
     match format {
         _ if !stats => {}
-        Format::Text => log(stats_table(&caches, &config)),
+        Format::Text => {
+            log(stats_table(&caches, &config));
+            if caches.iter().any(|stage| stage.offload.is_some()) {
+                log(offload_table(&caches));
+            }
+        }
         Format::Json => {
             let caches = std::iter::zip(&caches, &config.plan.caches).map(|(stage, planned)| {
                 let mut value = serde_json::to_value(stage)?;
@@ -151,6 +156,18 @@ fn stats_table(caches: &[CacheUse], config: &GenerateConfig) -> comfy_table::Tab
         ];
         let milliseconds = format!("{:.2}", stage.storing_secs * 1e3);
         table.add_row(names.into_iter().chain(numbers.map(|n| n.to_string())).chain([milliseconds]));
+    }
+    table
+}
+
+/// What went to host memory and came back, for the stages that have a tier of it.
+fn offload_table(caches: &[CacheUse]) -> comfy_table::Table {
+    let mut table = table(&["offloaded", "host bytes", "hits", "misses", "hit rate", "prefetched", "of them used"]);
+    for (stage, offload) in caches.iter().filter_map(|stage| Some((&stage.stage, stage.offload?))) {
+        let hit_rate = offload.hit_rate().map_or("-".to_owned(), |rate| format!("{rate:.3}"));
+        let counts = [offload.host_bytes, offload.hits, offload.misses].map(|n| n.to_string());
+        let ahead = [offload.prefetched, offload.prefetches_used].map(|n| n.to_string());
+        table.add_row([stage.clone()].into_iter().chain(counts).chain([hit_rate]).chain(ahead));
     }
     table
 }

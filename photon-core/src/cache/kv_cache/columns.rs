@@ -1,4 +1,4 @@
-//! What a call attends to: a range of every store, side by side as columns, and who sees which column.
+//! What a call looks at: columns of the stores, the entries in them, and the mask that follows from positions.
 
 use std::ops::Range;
 
@@ -7,7 +7,8 @@ use burn::tensor::{Tensor, TensorData};
 use super::{CachedRow, KvCache, MASKED};
 use crate::cache::entries::Segment;
 
-/// The part of every store that a call looks at, in columns: shared entries, a range of main slots, tail slots.
+/// The part of every store that a call looks at, in columns: shared entries, a range of main slots, tail slots. Those of
+/// the offload tier, which counts its own, come last.
 pub(super) struct Columns {
     pub(super) n_shared: usize,
     pub(super) main: Range<usize>,
@@ -44,7 +45,8 @@ impl KvCache {
         let shared = self.shared.as_ref().map(|shared| shared.read(rows.len(), columns.n_shared));
         let main = (!columns.main.is_empty()).then(|| self.main.read(rows, columns.main.start, columns.main.end));
         let tail = self.tail.as_ref().filter(|_| columns.n_tail > 0).map(|tail| tail.read(rows, 0, columns.n_tail));
-        [shared, main, tail].into_iter().flatten().collect()
+        let tier = self.tier.as_ref().and_then(|tier| tier.read(rows));
+        [shared, main, tail, tier].into_iter().flatten().collect()
     }
 
     pub(super) fn mask(&self, rows: &[usize], queries: &[Vec<usize>], columns: &Columns) -> Tensor<4> {
@@ -57,13 +59,25 @@ impl KvCache {
         if n_queries == 1 && rows.iter().zip(queries).all(|(&row, query)| is_seen(row, query[0])) {
             return Tensor::zeros([1, 1, 1, 1], &self.device);
         }
+        self.mask_by(rows, queries, columns, |query, key| self.reach.sees(query, key))
+    }
+
+    /// The mask of a rule on positions: `[b, 1, N, E]`.
+    pub(super) fn mask_by(
+        &self,
+        rows: &[usize],
+        queries: &[Vec<usize>],
+        columns: &Columns,
+        sees: impl Fn(usize, usize) -> bool,
+    ) -> Tensor<4> {
+        let (n_queries, n_columns) = (queries[0].len(), columns.len());
         let mut mask = vec![MASKED; rows.len() * n_queries * n_columns];
         let mut lines = mask.chunks_mut(n_columns);
         for (&row, queries) in rows.iter().zip(queries) {
             let cached = &self.rows[row];
             for (&query, line) in queries.iter().zip(lines.by_ref().take(n_queries)) {
                 for (column, key) in columns.of(cached).zip(cached.positions()) {
-                    if self.reach.sees(query, key) {
+                    if sees(query, key) {
                         line[column] = 0.0;
                     }
                 }

@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use super::*;
 use crate::cache::entries::{Entries, EntryFormat, Layout, Packed, params_dtype};
+use crate::cache::offload::TierRecord;
 use crate::snapshot::Tensors;
 
 /// What of a cache is no tensor.
@@ -13,6 +14,8 @@ pub(crate) struct CacheRecord {
     config: CacheConfig,
     rows: Vec<CachedRow>,
     counters: Counters,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    tier: Option<TierRecord>,
 }
 
 impl KvCache {
@@ -30,7 +33,8 @@ impl KvCache {
             record_entries(&format!("{name}.{part}.keys"), keys, tensors);
             record_entries(&format!("{name}.{part}.values"), values, tensors);
         }
-        CacheRecord { config: self.config.clone(), rows: self.rows.clone(), counters: self.counters }
+        let tier = self.tier.as_ref().map(|tier| tier.record(&format!("{name}.host"), tensors));
+        CacheRecord { config: self.config.clone(), rows: self.rows.clone(), counters: self.counters, tier }
     }
 
     /// Becomes what was recorded.
@@ -39,13 +43,21 @@ impl KvCache {
     ///
     /// What of the record cannot be, or what tensor is missing or of another shape.
     pub(crate) fn restore(&mut self, record: CacheRecord, name: &str, tensors: &mut Tensors) -> Result<(), String> {
-        let CacheRecord { config, rows, counters } = record;
+        let CacheRecord { config, rows, counters, tier } = record;
         if rows.len() != self.rows.len() {
             return Err(format!("{name} has {} rows, expected {}", rows.len(), self.rows.len()));
         }
         let is_ranked = config.policy.ranking().is_some();
         if let Some(row) = rows.iter().position(|row| !row.is_consistent(is_ranked)) {
             return Err(format!("{name}: the entries of row {row} contradict each other"));
+        }
+        if config.group == 0 || config.block == 0 || config.beyond_room().is_some() {
+            return Err(format!("{name}: {config:?} cannot be"));
+        }
+        if let (Some(offload), pick) = (config.offload, self.layer.pick)
+            && pick.is_none_or(|pick| offload.resident_blocks < pick.top)
+        {
+            return Err(format!("{name}: {offload:?} does not fit this model"));
         }
         let mut cache = Self::new(&config, self.layer, rows.len(), &self.device);
         (cache.rows, cache.counters) = (rows, counters);
@@ -58,7 +70,7 @@ impl KvCache {
             };
             Ok::<_, String>(Segment { keys: entries("keys", formats[0])?, values: entries("values", formats[1])? })
         };
-        let stored = [config.keys, config.values].map(|storage| storage.format(config.group, cache.layer.head_dim));
+        let stored = cache.layer.formats(&config);
         let shared = match columns.n_shared {
             0 => None,
             n_shared => Some(take("shared", 1, n_shared, stored)?),
@@ -76,13 +88,16 @@ impl KvCache {
             if columns.main.end > cache.main.capacity() {
                 cache.main.resize(0, columns.main.end);
             }
-            cache.main.write_segment(&all, main);
+            cache.main.write_segment(&all, &vec![0; all.len()], main);
         }
         match (&mut cache.tail, tail) {
-            (Some(store), Some(tail)) if columns.n_tail <= store.capacity() => store.write_segment(&all, tail),
+            (Some(store), Some(tail)) if columns.n_tail <= store.capacity() => {
+                store.write_segment(&all, &vec![0; all.len()], tail)
+            }
             (_, None) => {}
             _ => return Err(format!("{name}: more exact entries than its residual window holds")),
         }
+        cache.restore_tier(tier, name, tensors)?;
         *self = cache;
         Ok(())
     }

@@ -1,6 +1,6 @@
 //! The room that a cache takes: how it grows, and when it gives room back.
 
-use super::{Budget, CachedRow, KvCache, Schedule};
+use super::{Budget, CachedRow, KvCache, Schedule, Tier};
 
 /// Entries by which a cache grows at least.
 pub(super) const GROWTH_ENTRIES: usize = 64;
@@ -19,7 +19,8 @@ impl KvCache {
 
     /// The capacity of the main store once `n_new` more entries of every row are in it.
     pub(super) fn capacity_after(&self, n_new: usize) -> usize {
-        let n_entries = self.longest_main() + n_new;
+        let most = self.tier.as_ref().map_or(usize::MAX, Tier::max_entries_outside);
+        let n_entries = (self.longest_main() + n_new).min(most);
         match n_entries <= self.main.capacity() {
             true => self.main.capacity(),
             // Growing by a share keeps the copying in proportion to what is stored.
@@ -37,7 +38,8 @@ impl KvCache {
             Budget::Share(_) => usize::MAX,
             budget => budget.entries(0, self.main.entry_bytes()),
         });
-        rolling_capacity(self.reach.max_entries()).min(of_budget)
+        let max_entries = self.tier.as_ref().map(Tier::max_entries_outside).or(self.reach.max_entries());
+        rolling_capacity(max_entries).min(of_budget)
     }
 
     pub(super) fn make_room(&mut self, rows: &[usize], n_new: usize) {
