@@ -97,6 +97,8 @@ pub struct CacheUse {
     pub shared_bytes: usize,
     /// Bytes of the units of unfinished chunks and of what was emitted for them, which stand beside the caches.
     pub unfinished_bytes: usize,
+    /// Bytes of host memory for the positions of entries, and for what the policy has noted of them.
+    pub notes_bytes: usize,
     /// Entries written so far, over rows and layers.
     pub written_entries: usize,
     /// Entries that the policy evicted so far, over rows and layers.
@@ -375,6 +377,7 @@ fn stage_use(stage: Stage, caches: &[KvCache], unfinished_bytes: usize) -> Cache
         allocated_bytes: sum(KvCache::bytes),
         shared_bytes: sum(KvCache::shared_bytes),
         unfinished_bytes,
+        notes_bytes: sum(KvCache::notes_bytes),
         written_entries: sum(|cache| cache.counters().written),
         evicted_entries: sum(|cache| cache.counters().evicted),
         storing_secs: caches.iter().map(|cache| cache.counters().storing.as_secs_f64()).sum(),

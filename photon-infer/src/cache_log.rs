@@ -34,6 +34,7 @@ impl CacheLog {
             largest.allocated_bytes = largest.allocated_bytes.max(now.allocated_bytes);
             largest.shared_bytes = largest.shared_bytes.max(now.shared_bytes);
             largest.unfinished_bytes = largest.unfinished_bytes.max(now.unfinished_bytes);
+            largest.notes_bytes = largest.notes_bytes.max(now.notes_bytes);
             if let (Some(largest), Some(now)) = (&mut largest.offload, now.offload) {
                 largest.host_bytes = largest.host_bytes.max(now.host_bytes);
             }
@@ -71,6 +72,7 @@ mod tests {
             allocated_bytes: used_bytes,
             shared_bytes: 0,
             unfinished_bytes: 0,
+            notes_bytes: 0,
             written_entries,
             evicted_entries: written_entries,
             storing_secs: 1.0,

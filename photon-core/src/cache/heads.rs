@@ -94,13 +94,13 @@ pub(super) enum Head<'a> {
 /// Codes and parameters of a head.
 #[derive(Clone, Copy)]
 pub(super) struct PackedHead<'a> {
-    code: Code,
-    group: usize,
+    pub(super) code: Code,
+    pub(super) group: usize,
+    pub(super) head_dim: usize,
     bytes: &'a [u8],
     byte_place: Place,
     params: &'a [f16],
     param_place: Place,
-    head_dim: usize,
 }
 
 /// Where the lines of a head lie in a storage: one for each entry.
@@ -191,11 +191,22 @@ fn read_dense<T: Stored>(storage: &[T], place: Place, first: usize, numbers: &mu
     }
 }
 
-impl PackedHead<'_> {
+impl<'a> PackedHead<'a> {
+    /// The bytes of an entry's codes, the last word filled up.
+    #[inline(always)]
+    pub(super) fn codes(self, entry: usize) -> &'a [u8] {
+        self.byte_place.line(self.bytes, entry)
+    }
+
+    /// The parameters of an entry's groups.
+    #[inline(always)]
+    pub(super) fn params(self, entry: usize) -> &'a [f16] {
+        self.param_place.line(self.params, entry)
+    }
+
     #[inline(always)]
     fn read_entry(self, entry: usize, numbers: &mut [f32]) {
-        let bytes = self.byte_place.line(self.bytes, entry);
-        let params = self.param_place.line(self.params, entry);
+        let (bytes, params) = (self.codes(entry), self.params(entry));
         // Counting on spares the division by which zipped chunks find their number.
         let mut start = 0;
         match self.code {

@@ -196,6 +196,11 @@ impl KvCache {
         self.tier.as_ref().map(Tier::usage)
     }
 
+    /// Bytes of host memory for positions, and for what the policy has noted of entries.
+    pub fn notes_bytes(&self) -> usize {
+        self.rows.iter().map(CachedRow::bytes).sum()
+    }
+
     /// Bytes of the entries that other forks hold as well.
     pub fn shared_bytes(&self) -> usize {
         self.shared.as_ref().map_or(0, Shared::bytes)
@@ -404,7 +409,7 @@ impl KvCache {
                 _ => vec![vec![0.0; n_new]; rows.len()],
             };
             for ((&row, new), norms) in rows.iter().zip(positions).zip(norms) {
-                self.rows[row].stats.extend(new.iter().zip(norms).map(|(&position, key_norm)| EntryStats {
+                self.rows[row].push_stats(new.iter().zip(norms).map(|(&position, key_norm)| EntryStats {
                     position,
                     key_norm,
                     last_used: position,

@@ -6,6 +6,13 @@ use serde::{Deserialize, Serialize};
 
 use super::policy::EntryStats;
 
+/// Makes room as caches do: by an eighth at a time, for notes can take as much room as packed entries.
+fn make_room<T>(notes: &mut Vec<T>, n_new: usize) {
+    if notes.capacity() - notes.len() < n_new {
+        notes.reserve_exact(n_new.max(notes.len() / 8));
+    }
+}
+
 /// The entries of a row, by rising position: first those shared with other rows, then those in the main store, then
 /// the newest, in the tail.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -57,8 +64,21 @@ impl CachedRow {
             && self.stats.len() == if is_ranked { self.len() } else { 0 }
     }
 
+    /// Bytes of host memory that all of this takes.
+    pub(super) fn bytes(&self) -> usize {
+        let votes: usize = self.stats.iter().map(|entry| entry.votes.capacity() * size_of::<f32>()).sum();
+        self.positions.capacity() * size_of::<u32>() + self.stats.capacity() * size_of::<EntryStats>() + votes
+    }
+
+    /// Takes note of what a policy wants to know of new entries at the end of the row, before they are pushed.
+    pub(super) fn push_stats(&mut self, stats: impl ExactSizeIterator<Item = EntryStats>) {
+        make_room(&mut self.stats, stats.len());
+        self.stats.extend(stats);
+    }
+
     /// Takes note of new entries at the end of the row.
     pub(super) fn push(&mut self, positions: &[usize], is_tail: bool) {
+        make_room(&mut self.positions, positions.len());
         self.positions.extend(positions.iter().map(|&position| u32::try_from(position).expect("fewer than 2^32")));
         self.n_tail += if is_tail { positions.len() } else { 0 };
         self.n_seen = positions[positions.len() - 1] + 1;

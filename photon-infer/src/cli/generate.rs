@@ -140,6 +140,7 @@ fn stats_table(caches: &[CacheUse], config: &GenerateConfig) -> comfy_table::Tab
         "bytes used",
         "shared",
         "allocated",
+        "notes",
         "written",
         "evicted",
         "storing, ms",
@@ -151,6 +152,7 @@ fn stats_table(caches: &[CacheUse], config: &GenerateConfig) -> comfy_table::Tab
             stage.used_bytes,
             stage.shared_bytes,
             stage.allocated_bytes,
+            stage.notes_bytes,
             stage.written_entries,
             stage.evicted_entries,
         ];

@@ -1,5 +1,6 @@
 //! Attention that reads entries as they are stored.
 
+mod codes;
 mod kernels;
 mod native;
 mod stock;

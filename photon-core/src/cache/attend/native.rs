@@ -4,10 +4,10 @@ use burn::tensor::{Tensor, TensorData};
 use pulp::{Simd, WithSimd};
 use rayon::prelude::*;
 
-use super::kernels;
+use super::{codes, kernels};
 use crate::cache::entries::Segment;
 use crate::cache::flex::{self, Lines};
-use crate::cache::heads::{OpenEntries, are_readable};
+use crate::cache::heads::{Head, OpenEntries, PackedHead, are_readable};
 use crate::cache::vectorized::vectorized;
 
 /// Queries for which reading entries in place is faster than unpacking them for a matrix product.
@@ -115,6 +115,10 @@ impl WithSimd for AttendHeads<'_> {
             for (index, weights) in weights.chunks_exact_mut(n_queries * n_entries).enumerate() {
                 let head = first_head + index;
                 let keys = segment.keys.head(row, head);
+                if let Some(packed) = read_in_place(&keys, n_queries) {
+                    codes::scores(packed, call.q.line(row, head, 0), first, &mut weights[column..column + n]);
+                    continue;
+                }
                 let keys = keys.block(first, n, &mut scratch);
                 for (query, scores) in weights.chunks_exact_mut(n_entries).enumerate() {
                     kernels::scores(simd, call.q.line(row, head, query), keys, &mut scores[column..column + n]);
@@ -131,12 +135,25 @@ impl WithSimd for AttendHeads<'_> {
             let heads = weights.chunks_exact(n_queries * n_entries).zip(out.chunks_exact_mut(n_queries * head_dim));
             for (index, (weights, out)) in heads.enumerate() {
                 let values = segment.values.head(row, first_head + index);
+                if let Some(packed) = read_in_place(&values, n_queries) {
+                    codes::add_weighted(packed, &weights[column..column + n], first, out);
+                    continue;
+                }
                 let values = values.block(first, n, &mut scratch);
                 for (weights, out) in weights.chunks_exact(n_entries).zip(out.chunks_exact_mut(head_dim)) {
                     kernels::add_weighted(simd, &weights[column..column + n], values, out);
                 }
             }
         }
+    }
+}
+
+/// Packed entries that a lone query reads without unpacking them.
+#[inline(always)]
+fn read_in_place<'a>(head: &Head<'a>, n_queries: usize) -> Option<PackedHead<'a>> {
+    match *head {
+        Head::Packed(packed) if n_queries == 1 && codes::serves(&packed) => Some(packed),
+        _ => None,
     }
 }
 

@@ -9,12 +9,14 @@ use super::*;
 use crate::cache::kv_cache::MASKED;
 use crate::nn::fused;
 
-const FORMATS: [EntryFormat; 5] = [
+const FORMATS: [EntryFormat; 7] = [
     EntryFormat::F32,
     EntryFormat::F16,
     EntryFormat::BF16,
     EntryFormat::Int8 { group: 32 },
     EntryFormat::Int4 { group: 32 },
+    EntryFormat::Int8 { group: 128 },
+    EntryFormat::Int4 { group: 128 },
 ];
 
 fn unpacked(entries: &Entries) -> Tensor<4> {
