@@ -50,6 +50,25 @@ impl OpenEntries {
         }
     }
 
+    /// Heads side by side in a row of the batch, if they are packed.
+    pub(super) fn packed_heads(&self, row: usize, first_head: usize, n_heads: usize) -> Option<PackedHeads<'_>> {
+        let Self::Packed { codes, params, packing } = self else { return None };
+        let place = |lines: &Lines, len: usize| Place {
+            start: lines.start(row, 0) + first_head * len,
+            stride: lines.line_stride(),
+            len: n_heads * len,
+        };
+        Some(PackedHeads {
+            n_heads,
+            group: packing.group,
+            packing: *packing,
+            bytes: codes.tensor().bytes(),
+            byte_place: place(codes, packing.words_per_head()).in_bytes(),
+            params: params.tensor().storage(),
+            param_place: place(params, packing.params_per_head()),
+        })
+    }
+
     /// What is stored for a head in a row of the batch.
     pub(super) fn head(&self, row: usize, head: usize) -> Head<'_> {
         match self {
@@ -82,6 +101,57 @@ impl OpenEntries {
     }
 }
 
+impl PackedHeads<'_> {
+    /// Codes of an entry, those that fill up the last word of each head included.
+    #[inline(always)]
+    pub(super) fn width(&self) -> usize {
+        self.n_heads * self.codes_per_head()
+    }
+
+    #[inline(always)]
+    pub(super) fn groups_per_head(&self) -> usize {
+        self.packing.head_dim / self.group
+    }
+
+    /// Where the codes of a group start among those of an entry.
+    #[inline(always)]
+    pub(super) fn first_code(&self, head: usize, group: usize) -> usize {
+        head * self.codes_per_head() + group * self.group
+    }
+
+    /// Scale and minimum of a group.
+    #[inline(always)]
+    pub(super) fn params(&self, entry: usize, head: usize, group: usize) -> (f32, f32) {
+        let params = self.param_place.line(self.params, entry);
+        let index = head * self.groups_per_head() + group;
+        match self.packing.code {
+            Code::Int8 => (params[index].widen(), 0.0),
+            Code::Int4 => (params[2 * index].widen(), params[2 * index + 1].widen()),
+        }
+    }
+
+    /// Writes the codes of entries from `first` on as numbers, as many entries as `codes` holds.
+    #[inline(always)]
+    pub(super) fn widen(&self, first: usize, codes: &mut [f32]) {
+        for (index, codes) in codes.chunks_exact_mut(self.width()).enumerate() {
+            let bytes = self.byte_place.line(self.bytes, first + index);
+            match self.packing.code {
+                Code::Int8 => {
+                    for (x, code) in codes.iter_mut().zip(bytes) {
+                        *x = f32::from(code.cast_signed());
+                    }
+                }
+                Code::Int4 => split_bytes(bytes, codes),
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn codes_per_head(&self) -> usize {
+        self.packing.words_per_head() * self.packing.code.per_word()
+    }
+}
+
 /// What one head stores in one row of a batch.
 #[derive(Clone, Copy)]
 pub(super) enum Head<'a> {
@@ -94,9 +164,22 @@ pub(super) enum Head<'a> {
 /// Codes and parameters of a head.
 #[derive(Clone, Copy)]
 pub(super) struct PackedHead<'a> {
-    pub(super) code: Code,
+    code: Code,
+    group: usize,
+    head_dim: usize,
+    bytes: &'a [u8],
+    byte_place: Place,
+    params: &'a [f16],
+    param_place: Place,
+}
+
+/// Codes and parameters of heads that lie side by side.
+#[derive(Clone, Copy)]
+pub(super) struct PackedHeads<'a> {
+    pub(super) n_heads: usize,
+    /// Numbers that share a scale.
     pub(super) group: usize,
-    pub(super) head_dim: usize,
+    packing: Packing,
     bytes: &'a [u8],
     byte_place: Place,
     params: &'a [f16],
@@ -143,6 +226,12 @@ impl<'a> Block<'a> {
     #[inline(always)]
     pub(super) fn line(self, index: usize) -> &'a [f32] {
         &self.numbers[index * self.stride..][..self.head_dim]
+    }
+
+    /// Those of four entries. Written out: what hides behind a closure is not always compiled for the widest vectors.
+    #[inline(always)]
+    pub(super) fn lines(self, first: usize) -> [&'a [f32]; 4] {
+        [self.line(first), self.line(first + 1), self.line(first + 2), self.line(first + 3)]
     }
 }
 
@@ -191,22 +280,11 @@ fn read_dense<T: Stored>(storage: &[T], place: Place, first: usize, numbers: &mu
     }
 }
 
-impl<'a> PackedHead<'a> {
-    /// The bytes of an entry's codes, the last word filled up.
-    #[inline(always)]
-    pub(super) fn codes(self, entry: usize) -> &'a [u8] {
-        self.byte_place.line(self.bytes, entry)
-    }
-
-    /// The parameters of an entry's groups.
-    #[inline(always)]
-    pub(super) fn params(self, entry: usize) -> &'a [f16] {
-        self.param_place.line(self.params, entry)
-    }
-
+impl PackedHead<'_> {
     #[inline(always)]
     fn read_entry(self, entry: usize, numbers: &mut [f32]) {
-        let (bytes, params) = (self.codes(entry), self.params(entry));
+        let bytes = self.byte_place.line(self.bytes, entry);
+        let params = self.param_place.line(self.params, entry);
         // Counting on spares the division by which zipped chunks find their number.
         let mut start = 0;
         match self.code {

@@ -1,173 +1,84 @@
-//! Attention of a single query to packed entries, straight from their codes.
+//! Attention of a single query to packed entries, with heads that lie side by side read together.
 //!
-//! A group's scale is common to its numbers, so it multiplies a sum instead of each of them, and the minimum of four-bit
-//! codes goes with the sum of the query's numbers. Nothing is unpacked to memory: for several queries that would pay,
-//! for one it does not.
+//! A group's scale is common to its numbers, so it multiplies their sum instead of each of them, and the minimum of
+//! four-bit codes goes with the sum of the query's numbers. Codes are widened for a few entries at a time, which stay in
+//! the processor's nearest cache; with more queries, unpacking a whole block is the better way.
 
-use crate::cache::entries::Code;
-use crate::cache::half_float::Stored;
-use crate::cache::heads::PackedHead;
+use pulp::Simd;
 
-/// Codes that are widened together: what the widest vectors hold as f32.
-const LANES: usize = 16;
-/// Vectors of a sum that are worked on at once, which hides how long an addition takes.
-const MAX_VECTORS: usize = 4;
+use super::kernels::{AT_ONCE, add_lines, dots};
+use crate::cache::heads::{Block, PackedHeads};
 
-/// Whether [`scores`] and [`add_weighted`] can read these entries: no vector of codes may straddle two groups.
-pub(super) fn serves(head: &PackedHead) -> bool {
-    head.group == head.head_dim || head.group.is_multiple_of(LANES)
+/// A stretch of entries of some heads in one row.
+pub(super) struct PackedStretch<'a> {
+    pub(super) heads: PackedHeads<'a>,
+    /// The first entry.
+    pub(super) first: usize,
+    /// Entries.
+    pub(super) n: usize,
 }
 
-/// `scores[i] = query · entry first + i`.
-#[inline(always)]
-pub(super) fn scores(head: PackedHead, query: &[f32], first: usize, scores: &mut [f32]) {
-    match head.code {
-        Code::Int8 => scores_of::<Int8>(head, query, first, scores),
-        Code::Int4 => scores_of::<Int4>(head, query, first, scores),
-    }
-}
-
-/// `sum += Σ weights[i] * entry first + i`.
-#[inline(always)]
-pub(super) fn add_weighted(head: PackedHead, weights: &[f32], first: usize, sum: &mut [f32]) {
-    match head.code {
-        Code::Int8 => add_weighted_of::<Int8>(head, weights, first, sum),
-        Code::Int4 => add_weighted_of::<Int4>(head, weights, first, sum),
-    }
-}
-
-/// How codes and their groups' parameters lie in memory.
-trait Coding {
-    const CODES_PER_BYTE: usize;
-    const PARAMS_PER_GROUP: usize;
-
-    /// Codes of bytes, at most [`LANES`] of them; the rest is zero.
-    fn widen(bytes: &[u8]) -> [f32; LANES];
-}
-
-struct Int8;
-
-impl Coding for Int8 {
-    const CODES_PER_BYTE: usize = 1;
-    const PARAMS_PER_GROUP: usize = 1;
-
+impl PackedStretch<'_> {
+    /// `scores[h][i] += query(h) · entry first + i of head h`, with a line of `scores` every `stride`.
     #[inline(always)]
-    fn widen(bytes: &[u8]) -> [f32; LANES] {
-        let bytes: [u8; LANES] = filled(bytes);
-        bytes.map(|code| f32::from(code.cast_signed()))
-    }
-}
-
-struct Int4;
-
-impl Coding for Int4 {
-    const CODES_PER_BYTE: usize = 2;
-    const PARAMS_PER_GROUP: usize = 2;
-
-    #[inline(always)]
-    fn widen(bytes: &[u8]) -> [f32; LANES] {
-        let bytes: [u8; LANES / 2] = filled(bytes);
-        let words = [0, 4].map(|at| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]));
-        std::array::from_fn(|i| (words[i / 8] >> (4 * (i % 8)) & 15) as f32)
-    }
-}
-
-/// The slice as an array, with zeros where it ends early.
-#[inline(always)]
-fn filled<T: Copy + Default, const N: usize>(slice: &[T]) -> [T; N] {
-    match slice.first_chunk() {
-        Some(whole) => *whole,
-        None => std::array::from_fn(|i| slice.get(i).copied().unwrap_or_default()),
-    }
-}
-
-#[inline(always)]
-fn scores_of<C: Coding>(head: PackedHead, query: &[f32], first: usize, scores: &mut [f32]) {
-    scores.fill(0.0);
-    for (group, query) in query.chunks_exact(head.group).enumerate() {
-        let total: f32 = query.iter().sum();
-        let first_byte = group * head.group / C::CODES_PER_BYTE;
-        for (index, score) in scores.iter_mut().enumerate() {
-            let product = dot::<C>(&head.codes(first + index)[first_byte..], query);
-            *score += match head.params(first + index)[group * C::PARAMS_PER_GROUP..][..C::PARAMS_PER_GROUP] {
-                [scale, minimum] => scale.widen() * product + minimum.widen() * total,
-                ref scale => scale[0].widen() * product,
-            };
-        }
-    }
-}
-
-/// `Σ code * query`.
-#[inline(always)]
-fn dot<C: Coding>(bytes: &[u8], query: &[f32]) -> f32 {
-    let mut sums = [0.0; LANES];
-    let mut start = 0;
-    while start < query.len() {
-        let query: [f32; LANES] = filled(&query[start..]);
-        let codes = C::widen(&bytes[start / C::CODES_PER_BYTE..]);
-        for i in 0..LANES {
-            sums[i] += codes[i] * query[i];
-        }
-        start += LANES;
-    }
-    // In halves, as vectors add up.
-    for half in [8, 4, 2, 1] {
-        for i in 0..half {
-            sums[i] += sums[i + half];
-        }
-    }
-    sums[0]
-}
-
-#[inline(always)]
-fn add_weighted_of<C: Coding>(head: PackedHead, weights: &[f32], first: usize, sum: &mut [f32]) {
-    for (group, sum) in sum.chunks_exact_mut(head.group).enumerate() {
-        let first_param = group * C::PARAMS_PER_GROUP;
-        if C::PARAMS_PER_GROUP == 2 {
-            let of_entry =
-                |(index, weight): (usize, &f32)| weight * head.params(first + index)[first_param + 1].widen();
-            let minimum: f32 = weights.iter().enumerate().map(of_entry).sum();
-            sum.iter_mut().for_each(|sum| *sum += minimum);
-        }
-        for (part, sum) in sum.chunks_mut(MAX_VECTORS * LANES).enumerate() {
-            let first_code = group * head.group + part * MAX_VECTORS * LANES;
-            let lines = Lines { head, first, first_param, first_byte: first_code / C::CODES_PER_BYTE };
-            match sum.len().div_ceil(LANES) {
-                1 => lines.add_weighted::<C, 1>(weights, sum),
-                2 => lines.add_weighted::<C, 2>(weights, sum),
-                3 => lines.add_weighted::<C, 3>(weights, sum),
-                _ => lines.add_weighted::<C, MAX_VECTORS>(weights, sum),
-            }
-        }
-    }
-}
-
-/// A part of a group of every entry from `first` on.
-struct Lines<'a> {
-    head: PackedHead<'a>,
-    first: usize,
-    first_param: usize,
-    first_byte: usize,
-}
-
-impl Lines<'_> {
-    /// The number of vectors is known when this is compiled, so that sums stay in registers.
-    #[inline(always)]
-    fn add_weighted<C: Coding, const N: usize>(self, weights: &[f32], sum: &mut [f32]) {
-        let Self { head, first, first_param, first_byte } = self;
-        let mut sums = [[0.0; LANES]; N];
-        for (index, &weight) in weights.iter().enumerate() {
-            let scale = weight * head.params(first + index)[first_param].widen();
-            let bytes = &head.codes(first + index)[first_byte..];
-            for (vector, sums) in sums.iter_mut().enumerate() {
-                let codes = C::widen(&bytes[vector * LANES / C::CODES_PER_BYTE..]);
-                for i in 0..LANES {
-                    sums[i] += scale * codes[i];
+    pub(super) fn scores<'q, S: Simd>(
+        &self,
+        simd: S,
+        query: impl Fn(usize) -> &'q [f32],
+        scores: &mut [f32],
+        stride: usize,
+    ) {
+        let Self { heads, first, n } = *self;
+        let group_len = heads.group;
+        let groups = || (0..heads.n_heads).flat_map(|head| query(head).chunks_exact(group_len).enumerate());
+        let totals: Vec<f32> = groups().map(|(_, query)| query.iter().sum()).collect();
+        let mut codes = vec![0.0; AT_ONCE * heads.width()];
+        for start in (0..n).step_by(AT_ONCE) {
+            let n_lines = AT_ONCE.min(n - start);
+            heads.widen(first + start, &mut codes[..n_lines * heads.width()]);
+            let mut totals = totals.iter();
+            for head in 0..heads.n_heads {
+                let scores = &mut scores[head * stride + start..][..n_lines];
+                for ((group, query), total) in query(head).chunks_exact(group_len).enumerate().zip(totals.by_ref()) {
+                    let lines = Block::new(&codes[heads.first_code(head, group)..], heads.width(), group_len).lines(0);
+                    // Those past the end are left over from before, and go nowhere.
+                    let products = dots(simd, query, lines);
+                    for (i, score) in scores.iter_mut().enumerate() {
+                        let (scale, minimum) = heads.params(first + start + i, head, group);
+                        *score += scale * products[i] + minimum * total;
+                    }
                 }
             }
         }
-        for (sum, part) in sum.iter_mut().zip(sums.as_flattened()) {
-            *sum += part;
+    }
+
+    /// `sums[h] += Σ weights[h][i] * entry first + i of head h`, with a line of `weights` every `stride`.
+    #[inline(always)]
+    pub(super) fn add_weighted<S: Simd>(&self, simd: S, weights: &[f32], stride: usize, sums: &mut [f32]) {
+        let Self { heads, first, n } = *self;
+        let group_len = heads.group;
+        let mut codes = vec![0.0; AT_ONCE * heads.width()];
+        let mut minimums = vec![0.0; sums.len() / group_len];
+        for start in (0..n).step_by(AT_ONCE) {
+            let n_lines = AT_ONCE.min(n - start);
+            heads.widen(first + start, &mut codes[..n_lines * heads.width()]);
+            let parts = sums.chunks_exact_mut(group_len).zip(&mut minimums).enumerate();
+            for (part, (sum, minimum_sum)) in parts {
+                let (head, group) = (part / heads.groups_per_head(), part % heads.groups_per_head());
+                let weights = &weights[head * stride + start..][..n_lines];
+                let mut scaled = [0.0; AT_ONCE];
+                for (i, weight) in weights.iter().enumerate() {
+                    let (scale, minimum) = heads.params(first + start + i, head, group);
+                    scaled[i] = weight * scale;
+                    *minimum_sum += weight * minimum;
+                }
+                let lines = Block::new(&codes[heads.first_code(head, group)..], heads.width(), group_len).lines(0);
+                // Those past the end are left over from before, and weigh nothing.
+                add_lines(simd, scaled, lines, sum);
+            }
+        }
+        for (sum, minimum) in sums.chunks_exact_mut(group_len).zip(minimums) {
+            sum.iter_mut().for_each(|sum| *sum += minimum);
         }
     }
 }

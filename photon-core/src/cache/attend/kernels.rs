@@ -5,7 +5,7 @@ use pulp::Simd;
 use crate::cache::heads::Block;
 
 /// Lines that are worked on at once: enough to hide how long one addition takes.
-const AT_ONCE: usize = 4;
+pub(super) const AT_ONCE: usize = 4;
 
 /// `scores[i] = query · line i`.
 #[inline(always)]
@@ -13,7 +13,7 @@ pub(super) fn scores<S: Simd>(simd: S, query: &[f32], keys: Block, scores: &mut 
     let (fours, rest) = scores.as_chunks_mut::<AT_ONCE>();
     for (index, scores) in fours.iter_mut().enumerate() {
         let first = AT_ONCE * index;
-        *scores = dots(simd, query, [0, 1, 2, 3].map(|i| keys.line(first + i)));
+        *scores = dots(simd, query, keys.lines(first));
     }
     for (index, score) in rest.iter_mut().enumerate() {
         [*score] = dots(simd, query, [keys.line(AT_ONCE * fours.len() + index)]);
@@ -21,7 +21,7 @@ pub(super) fn scores<S: Simd>(simd: S, query: &[f32], keys: Block, scores: &mut 
 }
 
 #[inline(always)]
-fn dots<S: Simd, const N: usize>(simd: S, query: &[f32], lines: [&[f32]; N]) -> [f32; N] {
+pub(super) fn dots<S: Simd, const N: usize>(simd: S, query: &[f32], lines: [&[f32]; N]) -> [f32; N] {
     let (query, query_rest) = S::as_simd_f32s(query);
     let mut sums = [simd.splat_f32s(0.0); N];
     for i in 0..N {
@@ -47,29 +47,37 @@ pub(super) fn add_weighted<S: Simd>(simd: S, weights: &[f32], values: Block, sum
     let (fours, rest) = weights.as_chunks::<AT_ONCE>();
     for (index, weights) in fours.iter().enumerate() {
         let first = AT_ONCE * index;
-        add_lines(simd, *weights, [0, 1, 2, 3].map(|i| values.line(first + i)), sum);
+        add_lines(simd, *weights, values.lines(first), sum);
     }
     for (index, weight) in rest.iter().enumerate() {
         add_lines(simd, [*weight], [values.line(AT_ONCE * fours.len() + index)], sum);
     }
 }
 
+/// `sum += Σ weights[n] * lines[n]`.
 #[inline(always)]
-fn add_lines<S: Simd, const N: usize>(simd: S, weights: [f32; N], lines: [&[f32]; N], sum: &mut [f32]) {
-    let weights = weights.map(|weight| simd.splat_f32s(weight));
-    let lines = lines.map(|line| S::as_simd_f32s(line));
+pub(super) fn add_lines<S: Simd, const N: usize>(simd: S, weights: [f32; N], lines: [&[f32]; N], sum: &mut [f32]) {
     let (sum, sum_rest) = S::as_mut_simd_f32s(sum);
+    let (mut factors, mut vectors, mut rests) = ([simd.splat_f32s(0.0); N], [&[][..]; N], [&[][..]; N]);
+    for n in 0..N {
+        factors[n] = simd.splat_f32s(weights[n]);
+        let (line, rest) = S::as_simd_f32s(lines[n]);
+        // Cut to the length of the loop, so that no index needs a check in it.
+        (vectors[n], rests[n]) = (&line[..sum.len()], rest);
+    }
     for (i, sum) in sum.iter_mut().enumerate() {
+        let mut total = *sum;
         for n in 0..N {
-            *sum = simd.mul_add_f32s(weights[n], lines[n].0[i], *sum);
+            total = simd.mul_add_f32s(factors[n], vectors[n][i], total);
         }
+        *sum = total;
     }
     if !sum_rest.is_empty() {
-        let mut rest = simd.partial_load_f32s(sum_rest);
+        let mut total = simd.partial_load_f32s(sum_rest);
         for n in 0..N {
-            rest = simd.mul_add_f32s(weights[n], simd.partial_load_f32s(lines[n].1), rest);
+            total = simd.mul_add_f32s(factors[n], simd.partial_load_f32s(rests[n]), total);
         }
-        simd.partial_store_f32s(sum_rest, rest);
+        simd.partial_store_f32s(sum_rest, total);
     }
 }
 

@@ -4,10 +4,11 @@ use burn::tensor::{Tensor, TensorData};
 use pulp::{Simd, WithSimd};
 use rayon::prelude::*;
 
-use super::{codes, kernels};
+use super::codes::PackedStretch;
+use super::kernels;
 use crate::cache::entries::Segment;
 use crate::cache::flex::{self, Lines};
-use crate::cache::heads::{Head, OpenEntries, PackedHead, are_readable};
+use crate::cache::heads::{OpenEntries, are_readable};
 use crate::cache::vectorized::vectorized;
 
 /// Queries for which reading entries in place is faster than unpacking them for a matrix product.
@@ -111,14 +112,17 @@ impl WithSimd for AttendHeads<'_> {
         let (n_entries, head_dim) = (call.n_entries, call.head_dim);
         let n_queries = out.len() / (n_together * head_dim);
         let mut scratch = vec![0.0; BLOCK * head_dim];
+        // Only a lone query gains nothing from unpacking a whole block.
+        let is_lone = n_queries == 1;
         for Stretch { segment, first, column, n } in stretches(&call.segments) {
+            if let Some(heads) = segment.keys.packed_heads(row, first_head, n_together).filter(|_| is_lone) {
+                let query = |index| call.q.line(row, first_head + index, 0);
+                PackedStretch { heads, first, n }.scores(simd, query, &mut weights[column..], n_entries);
+                continue;
+            }
             for (index, weights) in weights.chunks_exact_mut(n_queries * n_entries).enumerate() {
                 let head = first_head + index;
                 let keys = segment.keys.head(row, head);
-                if let Some(packed) = read_in_place(&keys, n_queries) {
-                    codes::scores(packed, call.q.line(row, head, 0), first, &mut weights[column..column + n]);
-                    continue;
-                }
                 let keys = keys.block(first, n, &mut scratch);
                 for (query, scores) in weights.chunks_exact_mut(n_entries).enumerate() {
                     kernels::scores(simd, call.q.line(row, head, query), keys, &mut scores[column..column + n]);
@@ -132,28 +136,19 @@ impl WithSimd for AttendHeads<'_> {
             kernels::softmax(simd, weights, sink);
         }
         for Stretch { segment, first, column, n } in stretches(&call.segments) {
+            if let Some(heads) = segment.values.packed_heads(row, first_head, n_together).filter(|_| is_lone) {
+                PackedStretch { heads, first, n }.add_weighted(simd, &weights[column..], n_entries, out);
+                continue;
+            }
             let heads = weights.chunks_exact(n_queries * n_entries).zip(out.chunks_exact_mut(n_queries * head_dim));
             for (index, (weights, out)) in heads.enumerate() {
                 let values = segment.values.head(row, first_head + index);
-                if let Some(packed) = read_in_place(&values, n_queries) {
-                    codes::add_weighted(packed, &weights[column..column + n], first, out);
-                    continue;
-                }
                 let values = values.block(first, n, &mut scratch);
                 for (weights, out) in weights.chunks_exact(n_entries).zip(out.chunks_exact_mut(head_dim)) {
                     kernels::add_weighted(simd, &weights[column..column + n], values, out);
                 }
             }
         }
-    }
-}
-
-/// Packed entries that a lone query reads without unpacking them.
-#[inline(always)]
-fn read_in_place<'a>(head: &Head<'a>, n_queries: usize) -> Option<PackedHead<'a>> {
-    match *head {
-        Head::Packed(packed) if n_queries == 1 && codes::serves(&packed) => Some(packed),
-        _ => None,
     }
 }
 
