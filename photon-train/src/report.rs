@@ -1,5 +1,8 @@
 //! What a run tells of itself: to whoever watches it, and line by line in `metrics.jsonl`.
 
+use std::fmt;
+use std::path::PathBuf;
+
 use serde::Serialize;
 
 use crate::eval::Evaluation;
@@ -47,6 +50,43 @@ pub struct SkipReport {
     pub bad_parts: Vec<String>,
     /// Updates skipped in a row, this one included.
     pub skipped_in_a_row: u64,
+}
+
+/// A run that only skips.
+#[derive(Debug, thiserror::Error)]
+pub struct StuckReport {
+    /// The last update that was skipped.
+    pub last: SkipReport,
+    /// The newest steps, one a line.
+    pub recent: String,
+    /// The newest checkpoint.
+    pub checkpoint: Option<PathBuf>,
+}
+
+impl fmt::Display for StuckReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let SkipReport { step, reason, learning_rate, usual_norm, bad_parts, skipped_in_a_row, .. } = &self.last;
+        writeln!(f, "{skipped_in_a_row} updates in a row were skipped, the last at step {step}: {reason}")?;
+        writeln!(f, "{}", self.recent)?;
+        writeln!(f, "learning rate {learning_rate:e}, usual gradient norm {usual_norm:?}")?;
+        if !bad_parts.is_empty() {
+            writeln!(f, "gradients that are not finite: {}", bad_parts.join(", "))?;
+        }
+        match &self.checkpoint {
+            Some(path) => writeln!(f, "the newest checkpoint is as it was: {}", path.display())?,
+            None => writeln!(f, "there is no checkpoint yet")?,
+        }
+        f.write_str(match reason {
+            SkipReason::GradientSpike => {
+                "what to do: look at the texts of these steps; if gradients are rightly this large, raise \
+                 guards.spike_factor and go on with --resume"
+            }
+            _ => {
+                "what to do: begin another run with a lower optimizer.learning_rate, a longer optimizer.warmup_steps or a \
+                 lower optimizer.clip_norm"
+            }
+        })
+    }
 }
 
 /// One evaluation in numbers.

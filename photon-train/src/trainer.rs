@@ -1,7 +1,6 @@
 //! The loop: batch, gradients, guard, update; now and then an evaluation, a sample, a checkpoint.
 
-use std::fmt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
@@ -20,7 +19,7 @@ use crate::guard::SkipReason;
 use crate::parameters::parts_with_bad_gradients;
 use crate::record::{Claim, Existing, RecordError, RunFolder};
 use crate::replicas::without_gradients;
-use crate::report::{EvalReport, Line, Observer, Outcome, SkipReport, StepReport};
+use crate::report::{EvalReport, Line, Observer, Outcome, SkipReport, StepReport, StuckReport};
 use crate::sample::{SampleError, sample_text};
 use crate::schedule::learning_rate;
 use crate::start::{Setting, Start, start};
@@ -61,43 +60,6 @@ pub enum TrainError {
     /// No threads for the replicas.
     #[error("cannot start the worker threads: {0}")]
     Threads(#[from] rayon::ThreadPoolBuildError),
-}
-
-/// A run that only skips.
-#[derive(Debug, thiserror::Error)]
-pub struct StuckReport {
-    /// The last update that was skipped.
-    pub last: SkipReport,
-    /// The newest steps, one a line.
-    pub recent: String,
-    /// The newest checkpoint.
-    pub checkpoint: Option<PathBuf>,
-}
-
-impl fmt::Display for StuckReport {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let SkipReport { step, reason, learning_rate, usual_norm, bad_parts, skipped_in_a_row, .. } = &self.last;
-        writeln!(f, "{skipped_in_a_row} updates in a row were skipped, the last at step {step}: {reason}")?;
-        writeln!(f, "{}", self.recent)?;
-        writeln!(f, "learning rate {learning_rate:e}, usual gradient norm {usual_norm:?}")?;
-        if !bad_parts.is_empty() {
-            writeln!(f, "gradients that are not finite: {}", bad_parts.join(", "))?;
-        }
-        match &self.checkpoint {
-            Some(path) => writeln!(f, "the newest checkpoint is as it was: {}", path.display())?,
-            None => writeln!(f, "there is no checkpoint yet")?,
-        }
-        f.write_str(match reason {
-            SkipReason::GradientSpike => {
-                "what to do: look at the texts of these steps; if gradients are rightly this large, raise \
-                 guards.spike_factor and go on with --resume"
-            }
-            _ => {
-                "what to do: begin another run with a lower optimizer.learning_rate, a longer optimizer.warmup_steps or a \
-                 lower optimizer.clip_norm"
-            }
-        })
-    }
 }
 
 /// Where and under whose eyes a run goes.
