@@ -11,7 +11,6 @@ use tempfile::NamedTempFile;
 ///
 /// The system's.
 pub fn beside(path: &Path) -> io::Result<NamedTempFile> {
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let mut builder = tempfile::Builder::new();
     #[cfg(unix)]
     {
@@ -19,7 +18,7 @@ pub fn beside(path: &Path) -> io::Result<NamedTempFile> {
         use std::os::unix::fs::PermissionsExt;
         builder.permissions(std::fs::Permissions::from_mode(0o666));
     }
-    builder.prefix(".unfinished-").tempfile_in(folder)
+    builder.prefix(".unfinished-").tempfile_in(folder_of(path))
 }
 
 /// Puts a finished file in its place.
@@ -30,7 +29,25 @@ pub fn beside(path: &Path) -> io::Result<NamedTempFile> {
 pub fn finish(file: NamedTempFile, path: &Path) -> io::Result<()> {
     file.as_file().sync_all()?;
     file.persist(path)?;
+    sync_folder(folder_of(path))
+}
+
+/// Sees to it that what was made, renamed or removed in a folder outlasts a loss of power.
+///
+/// # Errors
+///
+/// The system's.
+pub fn sync_folder(folder: &Path) -> io::Result<()> {
+    // Elsewhere a folder cannot be opened as a file, and the file system sees to it by itself.
+    #[cfg(unix)]
+    std::fs::File::open(folder)?.sync_all()?;
+    #[cfg(not(unix))]
+    let _ = folder;
     Ok(())
+}
+
+fn folder_of(path: &Path) -> &Path {
+    path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
 /// Writes a whole file.

@@ -139,11 +139,7 @@ impl Checkpoint {
                 found: tokenizer.vocab_size(),
             });
         }
-        let weights = folder.join(WEIGHTS);
-        let header = read_header(&weights)?;
-        check_format(&header, &weights)?;
-        check_size(&header, &config, &weights)?;
-        let model = load_weights(&config, &header, &weights, device)?;
+        let model = load_weights(&folder.join(WEIGHTS), &config, device)?;
         Ok(Self { model, tokenizer })
     }
 }
@@ -168,8 +164,16 @@ pub fn load_config(folder: &Path) -> Result<ModelConfig, CheckpointError> {
 /// When the system refuses; what was there before stays.
 pub fn save(folder: &Path, model: &Model, tokenizer: &Tokenizer) -> Result<(), CheckpointError> {
     save_around_weights(folder, &model.config(), tokenizer)?;
-    let weights = folder.join(WEIGHTS);
-    let mut store = SafetensorsStore::from_file(&weights)
+    save_weights(&folder.join(WEIGHTS), model)
+}
+
+/// Writes only the weights; the file appears whole or not at all.
+///
+/// # Errors
+///
+/// When the system refuses; what was there before stays.
+pub fn save_weights(weights: &Path, model: &Model) -> Result<(), CheckpointError> {
+    let mut store = SafetensorsStore::from_file(weights)
         .overwrite(true)
         .skip_enum_variants(true)
         .metadata(FORMAT_KEY, FORMAT_VERSION);
@@ -177,7 +181,7 @@ pub fn save(folder: &Path, model: &Model, tokenizer: &Tokenizer) -> Result<(), C
         Model::Photon(model) => store.collect_from(model),
         Model::Flat(model) => store.collect_from(model),
     };
-    written.map_err(|error| CheckpointError::Write { path: weights, reason: error.to_string() })
+    written.map_err(|error| CheckpointError::Write { path: weights.into(), reason: error.to_string() })
 }
 
 /// Writes a checkpoint whose tensors come from elsewhere, under photon's names.
@@ -277,16 +281,19 @@ fn check_size(header: &Metadata, config: &ModelConfig, weights: &Path) -> Result
     }
 }
 
-fn load_weights(
-    config: &ModelConfig,
-    header: &Metadata,
-    weights: &Path,
-    device: &Device,
-) -> Result<Model, CheckpointError> {
+/// Loads weights that [`save_weights`] or [`save`] has written.
+///
+/// # Errors
+///
+/// A file that is missing or damaged, or tensors that are not those of `config`.
+pub fn load_weights(weights: &Path, config: &ModelConfig, device: &Device) -> Result<Model, CheckpointError> {
+    let header = read_header(weights)?;
+    check_format(&header, weights)?;
+    check_size(&header, config, weights)?;
     let mut model = Model::blank(config, device);
     match &mut model {
-        Model::Photon(model) => apply_strictly(model, header, weights),
-        Model::Flat(model) => apply_strictly(model, header, weights),
+        Model::Photon(model) => apply_strictly(model, &header, weights),
+        Model::Flat(model) => apply_strictly(model, &header, weights),
     }?;
     Ok(model)
 }

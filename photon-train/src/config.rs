@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use toml::{Table, Value};
 
 use crate::data::{DataConfig, DataError};
+use crate::guard::GuardConfig;
 
 /// A whole run.
 #[derive(Clone, Debug, PartialEq)]
@@ -50,9 +51,19 @@ pub struct TrainConfig {
     /// Evaluations along the way.
     #[serde(default)]
     pub eval: EvalConfig,
-    /// Updates between checkpoints; one is written at the end in any case.
+    /// Updates between checkpoints; one is written at the end, and after an evaluation that is the best so far, in
+    /// any case.
     #[serde(default = "default_checkpoint_every")]
     pub checkpoint_every_steps: u64,
+    /// Which checkpoints stay.
+    #[serde(default)]
+    pub checkpoints: RetentionConfig,
+    /// Which updates are skipped.
+    #[serde(default)]
+    pub guards: GuardConfig,
+    /// A moving average of the weights, which is then what is evaluated and exported. Absent: none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ema: Option<EmaConfig>,
     /// The text.
     pub data: DataConfig,
 }
@@ -112,6 +123,31 @@ impl Default for EvalConfig {
     fn default() -> Self {
         Self { every_steps: 500, max_tokens: 65_536, sample_prompt: String::new(), sample_tokens: 160 }
     }
+}
+
+/// Which checkpoints stay on disk, beside the best ones.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct RetentionConfig {
+    /// So many of the newest, at least 1. With 2 there is one to fall back on.
+    pub keep_last: usize,
+    /// Those whose step is a multiple of this. Absent: no others.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub keep_every_steps: Option<u64>,
+}
+
+impl Default for RetentionConfig {
+    fn default() -> Self {
+        Self { keep_last: 2, keep_every_steps: None }
+    }
+}
+
+/// The moving average of the weights.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct EmaConfig {
+    /// Share of the old average that stays at each update, for example 0.999.
+    pub decay: f64,
 }
 
 fn default_tokenizer() -> String {
@@ -214,6 +250,9 @@ impl TrainConfig {
             ("replicas", self.replicas.unwrap_or(1)),
             ("eval.every_steps", self.eval.every_steps as usize),
             ("checkpoint_every_steps", self.checkpoint_every_steps as usize),
+            ("checkpoints.keep_last", self.checkpoints.keep_last),
+            ("checkpoints.keep_every_steps", self.checkpoints.keep_every_steps.unwrap_or(1) as usize),
+            ("guards.max_skips_in_a_row", self.guards.max_skips_in_a_row as usize),
         ] {
             if value == 0 {
                 return rule(key, "0".into(), "must be at least 1");
@@ -247,6 +286,15 @@ impl TrainConfig {
         }
         if clip_norm.is_nan() || clip_norm <= 0.0 {
             return rule("optimizer.clip_norm", clip_norm.to_string(), "must be above 0; inf switches clipping off");
+        }
+        let spike_factor = self.guards.spike_factor;
+        if spike_factor.is_nan() || spike_factor <= 1.0 {
+            return rule("guards.spike_factor", spike_factor.to_string(), "must be above 1; inf switches it off");
+        }
+        if let Some(EmaConfig { decay }) = self.ema
+            && !(0.0..1.0).contains(&decay)
+        {
+            return rule("ema.decay", decay.to_string(), "must lie between 0 and 1, 1 excluded, for example 0.999");
         }
         Ok(())
     }

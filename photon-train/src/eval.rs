@@ -4,7 +4,7 @@ use burn::tensor::{Int, Tensor};
 use photon_core::loss::{bits_per_byte, token_nats};
 use photon_core::model::Model;
 use photon_core::tokenizer::Tokenizer;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::data::{Batch, TokenStore, eval_windows};
 use crate::replicas::{Replicas, batch_ids};
@@ -13,7 +13,7 @@ use crate::replicas::{Replicas, batch_ids};
 const EVAL_ROWS: usize = 8;
 
 /// The outcome of an evaluation.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Evaluation {
     /// Tokens predicted, end-of-document tokens included.
     pub n_tokens: usize,

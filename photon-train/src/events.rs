@@ -29,10 +29,21 @@ impl EventFile {
     pub fn create(folder: &Path) -> io::Result<Self> {
         fs::create_dir_all(folder)?;
         let name = format!("events.out.tfevents.{:010}.{}", now_secs() as u64, std::process::id());
-        let mut records = RecordWriter::new(File::create(folder.join(name))?);
+        let mut records = RecordWriter::new(create_new(folder, &name)?);
         records.write(&event(|message| message.bytes(3, FILE_VERSION.as_bytes())))?;
         Ok(Self { records })
     }
+}
+
+/// A file of its own even for one who starts twice within a second.
+fn create_new(folder: &Path, name: &str) -> io::Result<File> {
+    for n in 0.. {
+        match File::create_new(folder.join(format!("{name}.{n}"))) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            result => return result,
+        }
+    }
+    unreachable!("there are more numbers than files")
 }
 
 impl EventWriter for EventFile {

@@ -4,23 +4,34 @@
 //! data       files -> documents -> token stores -> batches, each a pure function of (seed, step)
 //! replicas   batch -> gradients, on every core
 //! step       gradients -> weights, through the optimizer
+//! guard      which updates are skipped
+//! average    a moving average of the weights
 //! eval       weights -> bits per byte
 //! record     the run folder: config, metrics, events, samples
 //! events     curves for TensorBoard
+//! checkpoint all that a run needs to go on
+//! start      fresh weights, or the newest checkpoint
+//! report     what a run tells of itself
 //! trainer    the loop over all of it
 //! ```
 //!
 //! The model is `photon-core`'s; generation beyond the samples of a run is `photon-infer`'s.
 
+pub mod average;
 pub mod bench;
+pub mod checkpoint;
 pub mod config;
 pub mod data;
 pub mod eval;
 pub mod events;
+pub mod guard;
 pub mod optimizer;
+pub mod parameters;
 pub mod record;
 pub mod replicas;
+pub mod report;
 pub mod sample;
 pub mod schedule;
+mod start;
 pub mod step;
 pub mod trainer;

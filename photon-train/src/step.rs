@@ -1,21 +1,29 @@
 //! One update of the weights: gradients of a batch, clipped together, through the optimiser.
 
-use burn::optim::ModuleOptimizer;
+use burn::optim::GradientsParams;
 use photon_core::loss::Objective;
 use photon_core::model::Model;
 
 use crate::config::OptimizerConfig;
 use crate::data::Batch;
-use crate::optimizer::{adamw, clip_global_norm};
+use crate::optimizer::{Optimizer, clip_global_norm};
 use crate::replicas::Replicas;
 
 /// What turns batches into better weights.
 pub struct Learner {
     replicas: Replicas,
-    optimizer: ModuleOptimizer,
+    optimizer: Optimizer,
     clip_norm: f64,
     alpha: f64,
     micro_batch_size: usize,
+}
+
+/// Which way to go, and how far the batch was from what was predicted.
+pub struct Gradients {
+    /// Clipped, unless they are not finite.
+    pub grads: GradientsParams,
+    /// In numbers.
+    pub update: Update,
 }
 
 /// One update in numbers.
@@ -45,7 +53,13 @@ impl Learner {
         micro_batch_size: usize,
         replicas: Replicas,
     ) -> Self {
-        Self { replicas, optimizer: adamw(config, model), clip_norm: config.clip_norm, alpha, micro_batch_size }
+        Self {
+            replicas,
+            optimizer: Optimizer::adamw(config, model),
+            clip_norm: config.clip_norm,
+            alpha,
+            micro_batch_size,
+        }
     }
 
     /// The workers, for evaluations in between.
@@ -53,18 +67,40 @@ impl Learner {
         &self.replicas
     }
 
-    /// Learns from a batch. Where the gradient is not finite the weights stay as they are.
-    pub fn learn(&mut self, model: Model, batch: &Batch, learning_rate: f64) -> (Model, Update) {
+    /// What remembers earlier gradients.
+    pub fn optimizer(&self) -> &Optimizer {
+        &self.optimizer
+    }
+
+    /// The same, to take up what an earlier run remembered.
+    pub fn optimizer_mut(&mut self) -> &mut Optimizer {
+        &mut self.optimizer
+    }
+
+    /// The gradients of a batch, clipped together.
+    pub fn gradients(&self, model: &Model, batch: &Batch) -> Gradients {
         let objective = Objective::new(&model.config(), self.alpha, &batch.lens);
-        let result = self.replicas.gradients(&model, &objective, &batch.split(self.micro_batch_size));
-        let (grads, gradient_norm) = clip_global_norm(&model, result.grads, self.clip_norm);
+        let result = self.replicas.gradients(model, &objective, &batch.split(self.micro_batch_size));
+        let (grads, gradient_norm) = clip_global_norm(model, result.grads, self.clip_norm);
         let update = Update {
             cross_entropy_nats: result.cross_entropy_nats,
             reconstruction: result.reconstruction,
             gradient_norm,
         };
+        Gradients { grads, update }
+    }
+
+    /// Moves the weights.
+    pub fn apply(&mut self, model: Model, gradients: Gradients, learning_rate: f64) -> Model {
+        self.optimizer.step(learning_rate, model, gradients.grads)
+    }
+
+    /// Learns from a batch. Where the gradient is not finite the weights stay as they are.
+    pub fn learn(&mut self, model: Model, batch: &Batch, learning_rate: f64) -> (Model, Update) {
+        let gradients = self.gradients(&model, batch);
+        let update = gradients.update;
         match update.is_finite() {
-            true => (self.optimizer.step(learning_rate, model, grads), update),
+            true => (self.apply(model, gradients, learning_rate), update),
             false => (model, update),
         }
     }

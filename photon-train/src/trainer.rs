@@ -1,25 +1,29 @@
-//! The loop: batch, gradients, clip, update; now and then an evaluation, a sample, a checkpoint.
+//! The loop: batch, gradients, guard, update; now and then an evaluation, a sample, a checkpoint.
 
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-use photon_core::checkpoint::{self, CheckpointError};
 use photon_core::device::OpenDevice;
 use photon_core::loss::bits_per_byte;
 use photon_core::model::Model;
 use photon_core::tokenizer::Tokenizer;
-use serde::Serialize;
 
+use crate::average::Average;
+use crate::checkpoint::{Best, Contents, Measured, TrainState, TrainingCheckpointError};
 use crate::config::RunConfig;
 use crate::data::{BatchSource, Prepared, TokenStore};
-use crate::eval::{Evaluation, evaluate};
-use crate::record::{Existing, RecordError, RunFolder};
-use crate::replicas::{Replicas, divide, without_gradients};
+use crate::eval::evaluate;
+use crate::guard::SkipReason;
+use crate::parameters::parts_with_bad_gradients;
+use crate::record::{Claim, Existing, RecordError, RunFolder};
+use crate::replicas::without_gradients;
+use crate::report::{EvalReport, Line, Observer, Outcome, SkipReport, StepReport, StuckReport};
 use crate::sample::{SampleError, sample_text};
 use crate::schedule::learning_rate;
-use crate::step::Learner;
+use crate::start::{Setting, Start, start};
+use crate::step::{Gradients, Learner};
 
 /// Why a run ended early.
 #[derive(Debug, thiserror::Error)]
@@ -29,7 +33,7 @@ pub enum TrainError {
     Record(#[from] RecordError),
     /// A checkpoint.
     #[error(transparent)]
-    Checkpoint(#[from] CheckpointError),
+    Checkpoint(#[from] TrainingCheckpointError),
     /// A sample.
     #[error("no sample could be drawn: {0}")]
     Sample(#[from] SampleError),
@@ -41,89 +45,21 @@ pub enum TrainError {
         /// The tokenizer's.
         found: usize,
     },
-    /// The loss, the gradients or an evaluation are no numbers any more.
+    /// An evaluation gives no numbers any more.
     #[error(
-        "the loss or its gradient is not finite at step {step}: lower optimizer.learning_rate or lengthen \
+        "the weights no longer predict at step {step}: lower optimizer.learning_rate or lengthen \
          optimizer.warmup_steps; the last checkpoint is as it was"
     )]
     NotFinite {
         /// The step.
         step: u64,
     },
+    /// Too many updates in a row had to be skipped.
+    #[error(transparent)]
+    Stuck(Box<StuckReport>),
     /// No threads for the replicas.
     #[error("cannot start the worker threads: {0}")]
     Threads(#[from] rayon::ThreadPoolBuildError),
-}
-
-/// One update in numbers.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct StepReport {
-    /// Updates made, this one included.
-    pub step: u64,
-    /// Tokens seen, this update's included.
-    pub tokens: u64,
-    /// Mean cross-entropy of the batch before the update.
-    pub loss_nats: f64,
-    /// The same in bits a byte of text.
-    pub bits_per_byte: f64,
-    /// Reconstruction distance before `alpha`.
-    pub reconstruction: f64,
-    /// Norm of all gradients before clipping.
-    pub gradient_norm: f64,
-    /// Learning rate of the update.
-    pub learning_rate: f64,
-    /// Tokens a second over this update.
-    pub tokens_per_sec: f64,
-}
-
-/// One evaluation in numbers.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct EvalReport {
-    /// Updates made.
-    pub step: u64,
-    /// On held-out text.
-    pub held_out: Evaluation,
-    /// Text from the model.
-    pub sample: Option<String>,
-    /// Whether no evaluation before was better; never so for fresh weights, which are no result.
-    pub is_best: bool,
-}
-
-/// Who watches a run.
-pub trait Observer {
-    /// After each update.
-    fn step(&mut self, report: &StepReport);
-    /// After each evaluation.
-    fn evaluation(&mut self, report: &EvalReport);
-}
-
-/// How a run ended.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Outcome {
-    /// Updates made.
-    pub steps: u64,
-    /// The last evaluation.
-    pub last: Evaluation,
-    /// Fewest held-out bits per byte of any evaluation after a step; infinite if there was none.
-    pub best_bits_per_byte: f64,
-    /// Whether it was asked to stop before the last step.
-    pub interrupted: bool,
-}
-
-/// What was asked for beside the config, and with what.
-#[derive(Serialize)]
-struct RunFacts {
-    seed: u64,
-    commit: &'static str,
-    version: &'static str,
-    device: &'static str,
-    replicas: usize,
-    micro_batch_size: usize,
-    parameters: usize,
-    train_tokens: usize,
-    train_bytes: u64,
-    held_out_tokens: usize,
-    held_out_bytes: u64,
 }
 
 /// Where and under whose eyes a run goes.
@@ -143,16 +79,22 @@ struct Trainer<'a> {
     config: &'a RunConfig,
     tokenizer: &'a Tokenizer,
     valid: &'a TokenStore,
+    source: BatchSource,
+    bytes_per_token: f64,
     learner: Learner,
+    average: Option<Average>,
     folder: RunFolder,
-    best_bits_per_byte: f64,
+    state: TrainState,
+    saved_step: Option<u64>,
+    observer: &'a mut dyn Observer,
 }
 
-/// Trains from fresh weights.
+/// Trains from fresh weights, or from where a run in the folder stands.
 ///
 /// # Errors
 ///
-/// A tokenizer that does not fit, a loss that is not finite, a system that refuses to write.
+/// A tokenizer that does not fit, a run that would not be the one begun, updates that are all skipped, a system that
+/// refuses to write.
 pub fn train(
     config: &RunConfig,
     tokenizer: &Tokenizer,
@@ -160,76 +102,26 @@ pub fn train(
     device: &OpenDevice,
     place: RunPlace,
 ) -> Result<Outcome, TrainError> {
-    let train = &config.train;
     check_vocabulary(config, tokenizer)?;
-    let (n_replicas, micro_batch_size) = divide(train.batch_size, train.replicas, train.micro_batch_size, device.name);
-    let mut model = Model::new(&config.model, train.seed, &device.device.clone().autodiff());
-    let facts = RunFacts {
-        seed: train.seed,
-        commit: photon_core::BUILD_COMMIT,
-        version: env!("CARGO_PKG_VERSION"),
-        device: device.name,
-        replicas: n_replicas,
-        micro_batch_size,
-        parameters: burn::module::Module::num_params(&model),
-        train_tokens: data.train.len(),
-        train_bytes: data.train.text_bytes(),
-        held_out_tokens: data.valid.len(),
-        held_out_bytes: data.valid.text_bytes(),
-    };
-    let mut trainer = Trainer {
+    let setting = Setting { config, tokenizer, data: &data, device };
+    let Start { model, average, learner, folder, state } =
+        start(&setting, Claim::new(place.folder)?, place.existing, place.observer)?;
+    let train = &config.train;
+    let trainer = Trainer {
         config,
         tokenizer,
         valid: &data.valid,
-        learner: Learner::new(&model, &train.optimizer, train.alpha, micro_batch_size, Replicas::new(n_replicas)?),
-        folder: RunFolder::create(place.folder, place.existing, &config.to_toml(), &facts)?,
-        best_bits_per_byte: f64::INFINITY,
+        bytes_per_token: data.train.text_bytes() as f64 / data.train.len() as f64,
+        source: BatchSource::new(Arc::new(data.train), train.seq_len, train.batch_size, train.seed),
+        learner,
+        average,
+        folder,
+        // Weights that come from a checkpoint need not be saved again.
+        saved_step: state.last.as_ref().map(|_| state.step),
+        state,
+        observer: place.observer,
     };
-    let bytes_per_token = data.train.text_bytes() as f64 / data.train.len() as f64;
-    let source = BatchSource::new(Arc::new(data.train), train.seq_len, train.batch_size, train.seed);
-    let mut tokens = 0;
-    let mut last = trainer.evaluate(&model, 0, place.observer)?;
-    let mut steps_done = 0;
-    for step in 0..train.steps {
-        if place.stop.load(Ordering::Relaxed) {
-            break;
-        }
-        let started = Instant::now();
-        let batch = source.batch(step);
-        let learning_rate = learning_rate(&train.optimizer, step, train.steps);
-        let update;
-        (model, update) = trainer.learner.learn(model, &batch, learning_rate);
-        if !update.is_finite() {
-            return Err(TrainError::NotFinite { step: step + 1 });
-        }
-
-        steps_done = step + 1;
-        tokens += batch.n_tokens() as u64;
-        let report = StepReport {
-            step: steps_done,
-            tokens,
-            loss_nats: update.cross_entropy_nats,
-            bits_per_byte: bits_per_byte(update.cross_entropy_nats, bytes_per_token),
-            reconstruction: update.reconstruction,
-            gradient_norm: update.gradient_norm,
-            learning_rate,
-            tokens_per_sec: batch.n_tokens() as f64 / started.elapsed().as_secs_f64(),
-        };
-        trainer.record_step(&report)?;
-        place.observer.step(&report);
-        let is_last = steps_done == train.steps;
-        if is_last || steps_done.is_multiple_of(train.eval.every_steps) {
-            last = trainer.evaluate(&model, steps_done, place.observer)?;
-        }
-        if is_last || steps_done.is_multiple_of(train.checkpoint_every_steps) {
-            trainer.save_last(&model, steps_done)?;
-        }
-    }
-    let interrupted = steps_done < train.steps;
-    if interrupted {
-        trainer.save_last(&model, steps_done)?;
-    }
-    Ok(Outcome { steps: steps_done, last, best_bits_per_byte: trainer.best_bits_per_byte, interrupted })
+    trainer.run(model, place.stop)
 }
 
 /// Whether model and tokenizer agree on the vocabulary.
@@ -246,6 +138,98 @@ pub fn check_vocabulary(config: &RunConfig, tokenizer: &Tokenizer) -> Result<(),
 }
 
 impl Trainer<'_> {
+    fn run(mut self, mut model: Model, stop: &AtomicBool) -> Result<Outcome, TrainError> {
+        let train = &self.config.train;
+        if self.state.last.is_none() {
+            self.evaluate(&model)?;
+        }
+        while self.state.step < train.steps && !stop.load(Ordering::Relaxed) {
+            model = self.step(model)?;
+            let step = self.state.step;
+            let is_last = step == train.steps;
+            if is_last || step.is_multiple_of(train.eval.every_steps) {
+                self.evaluate(&model)?;
+            }
+            let is_best = self.state.best.is_some_and(|best| best.step == step);
+            if is_last || is_best || step.is_multiple_of(train.checkpoint_every_steps) {
+                self.save(&model)?;
+            }
+        }
+        if self.saved_step != Some(self.state.step) {
+            self.save(&model)?;
+        }
+        Ok(Outcome {
+            steps: self.state.step,
+            last: self.state.last.expect("a run evaluates before its first step").held_out,
+            best_bits_per_byte: self.state.best.map_or(f64::INFINITY, |best| best.bits_per_byte),
+            interrupted: self.state.step < train.steps,
+        })
+    }
+
+    /// One batch, and the update that it leads to unless the guard objects.
+    fn step(&mut self, model: Model) -> Result<Model, TrainError> {
+        let started = Instant::now();
+        let train = &self.config.train;
+        let batch = self.source.batch(self.state.step);
+        let learning_rate = learning_rate(&train.optimizer, self.state.step, train.steps);
+        let gradients = self.learner.gradients(&model, &batch);
+        self.state.step += 1;
+        self.state.tokens += batch.n_tokens() as u64;
+        if let Some(reason) = self.state.guard.judge(&train.guards, self.state.step, &gradients.update) {
+            self.skip(reason, &model, &gradients, learning_rate)?;
+            return Ok(model);
+        }
+
+        let update = gradients.update;
+        let model = self.learner.apply(model, gradients, learning_rate);
+        if let Some(average) = &mut self.average {
+            average.take(&model);
+        }
+        let report = StepReport {
+            step: self.state.step,
+            tokens: self.state.tokens,
+            loss_nats: update.cross_entropy_nats,
+            bits_per_byte: bits_per_byte(update.cross_entropy_nats, self.bytes_per_token),
+            reconstruction: update.reconstruction,
+            gradient_norm: update.gradient_norm,
+            learning_rate,
+            tokens_per_sec: batch.n_tokens() as f64 / started.elapsed().as_secs_f64(),
+        };
+        self.record_step(&report)?;
+        self.observer.step(&report);
+        Ok(model)
+    }
+
+    /// Leaves an update out, and ends the run if that happens too often.
+    fn skip(
+        &mut self,
+        reason: SkipReason,
+        model: &Model,
+        gradients: &Gradients,
+        learning_rate: f64,
+    ) -> Result<(), TrainError> {
+        let guard = &self.state.guard;
+        let report = SkipReport {
+            step: self.state.step,
+            tokens: self.state.tokens,
+            reason,
+            loss_nats: gradients.update.cross_entropy_nats,
+            gradient_norm: gradients.update.gradient_norm,
+            usual_norm: guard.usual_norm(),
+            learning_rate,
+            bad_parts: parts_with_bad_gradients(model, &gradients.grads),
+            skipped_in_a_row: guard.skipped_in_a_row,
+        };
+        self.folder.metrics(&Line::Skip(&report))?;
+        self.folder.scalar("train/skipped_updates", guard.skipped as f64, report.step)?;
+        self.observer.skip(&report);
+        if report.skipped_in_a_row < self.config.train.guards.max_skips_in_a_row {
+            return Ok(());
+        }
+        let checkpoint = self.folder.checkpoints().newest()?;
+        Err(TrainError::Stuck(Box::new(StuckReport { last: report, recent: guard.recent_lines(), checkpoint })))
+    }
+
     fn record_step(&mut self, report: &StepReport) -> Result<(), TrainError> {
         self.folder.metrics(&Line::Step(report))?;
         for (tag, value) in [
@@ -263,9 +247,17 @@ impl Trainer<'_> {
         Ok(())
     }
 
-    fn evaluate(&mut self, model: &Model, step: u64, observer: &mut dyn Observer) -> Result<Evaluation, TrainError> {
-        let train = &self.config.train;
-        let model = without_gradients(model);
+    /// The weights that are evaluated and exported: the average where there is one.
+    fn evaluated(&self, model: &Model) -> Model {
+        match &self.average {
+            Some(average) => average.model().clone(),
+            None => without_gradients(model),
+        }
+    }
+
+    fn evaluate(&mut self, model: &Model) -> Result<(), TrainError> {
+        let (train, step) = (&self.config.train, self.state.step);
+        let model = self.evaluated(model);
         let held_out =
             evaluate(&model, self.tokenizer, self.valid, train.seq_len, train.eval.max_tokens, self.learner.replicas());
         if !held_out.nats_per_token.is_finite() {
@@ -275,7 +267,8 @@ impl Trainer<'_> {
             0 => None,
             n => Some(sample_text(&model, self.tokenizer, &train.eval.sample_prompt, n, train.seed)?),
         };
-        let is_best = step > 0 && held_out.bits_per_byte < self.best_bits_per_byte;
+        let bits_per_byte = held_out.bits_per_byte;
+        let is_best = step > 0 && self.state.best.is_none_or(|best| bits_per_byte < best.bits_per_byte);
         let report = EvalReport { step, held_out, sample, is_best };
         self.folder.metrics(&Line::Evaluation(&report))?;
         self.folder.scalar("held_out/bits_per_byte", report.held_out.bits_per_byte, step)?;
@@ -284,29 +277,38 @@ impl Trainer<'_> {
             self.folder.sample(step, sample)?;
         }
         if is_best {
-            self.best_bits_per_byte = report.held_out.bits_per_byte;
-            checkpoint::save(&self.folder.best_checkpoint(), &model, self.tokenizer)?;
+            self.state.best = Some(Best { step, bits_per_byte });
         }
-        observer.evaluation(&report);
-        Ok(report.held_out)
+        self.observer.evaluation(&report);
+        self.state.last = Some(Measured { step, held_out: report.held_out });
+        Ok(())
     }
 
     /// Saves weights that still predict; others must not take the place of good ones.
-    fn save_last(&self, model: &Model, step: u64) -> Result<(), TrainError> {
-        let model = without_gradients(model);
-        let seq_len = self.config.train.seq_len;
-        let glance = evaluate(&model, self.tokenizer, self.valid, seq_len, seq_len, self.learner.replicas());
-        if !glance.nats_per_token.is_finite() {
-            return Err(TrainError::NotFinite { step });
+    fn save(&mut self, model: &Model) -> Result<(), TrainError> {
+        let step = self.state.step;
+        let evaluated = self.evaluated(model);
+        if self.state.last.as_ref().is_none_or(|last| last.step != step) {
+            let seq_len = self.config.train.seq_len;
+            let glance = evaluate(&evaluated, self.tokenizer, self.valid, seq_len, seq_len, self.learner.replicas());
+            if !glance.nats_per_token.is_finite() {
+                return Err(TrainError::NotFinite { step });
+            }
         }
-        Ok(checkpoint::save(&self.folder.last_checkpoint(), &model, self.tokenizer)?)
+        self.state.files = self.folder.lengths()?;
+        self.state.average_updates = self.average.as_ref().map_or(0, Average::updates);
+        let trained = self.average.as_ref().map(|_| without_gradients(model));
+        let checkpoints = self.folder.checkpoints();
+        checkpoints.save(&Contents {
+            evaluated: &evaluated,
+            trained: trained.as_ref(),
+            tokenizer: self.tokenizer,
+            memory: &self.learner.optimizer().memory(model),
+            run_config: &self.config.to_toml(),
+            state: &self.state,
+        })?;
+        checkpoints.retain(&self.config.train.checkpoints)?;
+        self.saved_step = Some(step);
+        Ok(())
     }
-}
-
-/// One line of `metrics.jsonl`.
-#[derive(Serialize)]
-#[serde(tag = "kind", rename_all = "snake_case")]
-enum Line<'a> {
-    Step(&'a StepReport),
-    Evaluation(&'a EvalReport),
 }

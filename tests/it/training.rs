@@ -1,87 +1,24 @@
 //! Training learns, repeats itself, records itself, and stops as it should.
 
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 
 use burn::tensor::Device;
 use photon_core::checkpoint::Checkpoint;
 use photon_core::config::ModelConfig;
-use photon_core::device::DeviceChoice;
 use photon_core::model::Model;
-use photon_core::tokenizer::Tokenizer;
 use photon_train::config::{OptimizerConfig, RunConfig};
-use photon_train::data::{Batch, Prepared, prepare};
+use photon_train::data::Batch;
 use photon_train::eval::evaluate;
-use photon_train::record::Existing;
 use photon_train::replicas::Replicas;
+use photon_train::report::{EvalReport, Observer, StepReport};
 use photon_train::step::Learner;
-use photon_train::trainer::{EvalReport, Observer, Outcome, RunPlace, StepReport, TrainError, train};
+use photon_train::trainer::TrainError;
 use serde_json::Value;
-use tempfile::TempDir;
 
-use crate::programs::{load, write_tiny_run};
+use crate::programs::{assert_says, load};
+use crate::runs::{Run, StopsAfter, Unwatched, number};
 use crate::support::{Case, flat_cases, parse, photon_case, random_rows};
-
-/// A run in a folder of its own.
-struct Run {
-    folder: TempDir,
-    config: RunConfig,
-}
-
-impl Run {
-    fn new(overrides: &[&str]) -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        let overrides: Vec<String> = overrides.iter().map(|text| (*text).to_owned()).collect();
-        let config = RunConfig::load(&write_tiny_run(folder.path()), &overrides).unwrap();
-        Self { folder, config }
-    }
-
-    fn out(&self) -> PathBuf {
-        self.folder.path().join("run")
-    }
-
-    fn data(&self) -> Prepared {
-        let cache = self.folder.path().join("tokens");
-        prepare(&self.config.train.data, &Tokenizer::bytes(), &cache, self.config.train.seq_len, &mut |_, _| {})
-            .unwrap()
-    }
-
-    fn train_watched(&self, stop: &AtomicBool, observer: &mut dyn Observer) -> Result<Outcome, TrainError> {
-        let device = DeviceChoice::Cpu.open().unwrap();
-        let place = RunPlace { folder: &self.out(), existing: Existing::Refuse, stop, observer };
-        train(&self.config, &Tokenizer::bytes(), self.data(), &device, place)
-    }
-
-    fn train(&self) -> Result<Outcome, TrainError> {
-        self.train_watched(&AtomicBool::new(false), &mut Unwatched)
-    }
-
-    /// The lines of `metrics.jsonl` without how long they took.
-    fn metrics(&self) -> Vec<Value> {
-        let text = std::fs::read_to_string(self.out().join("metrics.jsonl")).unwrap();
-        let line = |line| {
-            let mut value: Value = serde_json::from_str(line).unwrap();
-            value.as_object_mut().unwrap().remove("tokens_per_sec");
-            value
-        };
-        text.lines().map(line).collect()
-    }
-
-    fn losses_nats(&self) -> Vec<f64> {
-        self.metrics().iter().filter(|line| line["kind"] == "step").map(|line| number(line, "loss_nats")).collect()
-    }
-}
-
-fn number(line: &Value, key: &str) -> f64 {
-    line[key].as_f64().unwrap_or_else(|| panic!("no number {key} in {line}"))
-}
-
-struct Unwatched;
-
-impl Observer for Unwatched {
-    fn step(&mut self, _: &StepReport) {}
-    fn evaluation(&mut self, _: &EvalReport) {}
-}
 
 /// Wide enough to learn a few tokens by heart.
 fn rote_cases() -> Vec<Case> {
@@ -265,27 +202,11 @@ fn assert_events(folder: &Path, curves: &[&str]) {
     assert_eq!(at, bytes.len(), "the last record is cut short");
 }
 
-/// Sets the flag after a step.
-struct StopsAfter<'a> {
-    step: u64,
-    stop: &'a AtomicBool,
-}
-
-impl Observer for StopsAfter<'_> {
-    fn step(&mut self, report: &StepReport) {
-        if report.step == self.step {
-            self.stop.store(true, Ordering::Relaxed);
-        }
-    }
-
-    fn evaluation(&mut self, _: &EvalReport) {}
-}
-
 #[test]
 fn a_run_that_is_stopped_keeps_its_weights() {
     let run = Run::new(&["steps=50", "eval.every_steps=3"]);
     let stop = AtomicBool::new(false);
-    let outcome = run.train_watched(&stop, &mut StopsAfter { step: 3, stop: &stop }).unwrap();
+    let outcome = run.train_watched(&stop, &mut StopsAfter { step: 3, stop: &stop, notices: Vec::new() }).unwrap();
     assert!(outcome.interrupted);
     assert_eq!(outcome.steps, 3);
     assert_eq!(run.losses_nats().len(), 3);
@@ -304,22 +225,42 @@ fn a_run_stopped_before_its_first_step_still_has_weights() {
     load(&run.out().join("checkpoints/last"));
 }
 
+const RUINOUS: [&str; 2] = ["optimizer.learning_rate=1e30", "optimizer.warmup_steps=1"];
+
 #[test]
-fn a_loss_that_is_not_finite_ends_the_run() {
-    for (overrides, at_step) in [
-        // The first update ruins the weights, the second step notices.
-        (&["steps=20", "eval.every_steps=1000"][..], 2),
-        // Noticed by the evaluation before anything is saved.
-        (&["steps=1", "eval.sample_tokens=0"], 1),
-        (&["steps=1"], 1),
-    ] {
-        let run = Run::new(&[overrides, &["optimizer.learning_rate=1e30", "optimizer.warmup_steps=1"]].concat());
+fn weights_that_no_longer_predict_are_not_saved() {
+    for overrides in [&["steps=1", "eval.sample_tokens=0"][..], &["steps=1"]] {
+        let run = Run::new(&[overrides, &RUINOUS].concat());
         match run.train() {
-            Err(TrainError::NotFinite { step }) => assert_eq!(step, at_step),
+            Err(TrainError::NotFinite { step: 1 }) => {}
             other => panic!("{overrides:?}: {other:?}"),
         }
         assert!(!run.out().join("checkpoints").exists());
     }
+}
+
+#[test]
+fn a_run_that_only_skips_ends_with_a_report() {
+    // The first update ruins the weights; no later one is made.
+    let overrides = ["steps=20", "eval.every_steps=1000", "guards.max_skips_in_a_row=3"];
+    let run = Run::new(&[&overrides[..], &RUINOUS].concat());
+    let Err(TrainError::Stuck(report)) = run.train() else { panic!("it went on") };
+    assert_eq!((report.last.step, report.last.skipped_in_a_row), (4, 3));
+    assert!(report.checkpoint.is_none());
+    assert!(report.last.bad_parts.iter().any(|part| part == "encoders.0"), "{:?}", report.last.bad_parts);
+    assert_says(
+        &report.to_string(),
+        &[
+            "3 updates in a row were skipped, the last at step 4",
+            "step 2: loss NaN",
+            "learning rate",
+            "head",
+            "what to do",
+        ],
+    );
+    let kinds: Vec<Value> = run.metrics().into_iter().map(|mut line| line["kind"].take()).collect();
+    assert_eq!(kinds, ["evaluation", "step", "skip", "skip", "skip"]);
+    assert!(!run.out().join("checkpoints").exists());
 }
 
 #[test]

@@ -17,6 +17,7 @@ const EXAMPLES: &str = "\
 Examples:
   photon-train run configs/train/quickstart.toml
   photon-train run configs/train/quickstart.toml --set optimizer.learning_rate=3e-4 --out runs/slower
+  photon-train run configs/train/quickstart.toml --resume
   photon-train eval runs/quickstart/checkpoints/best book.txt
   photon-train info configs/model/photon-600m.toml
   photon-train bench configs/model/flat-small.toml
@@ -33,7 +34,7 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Train a model from fresh weights.
+    /// Train a model, from fresh weights or on from a checkpoint.
     Run(run::RunArgs),
     /// Measure how well a checkpoint predicts a text.
     Eval(eval::EvalArgs),

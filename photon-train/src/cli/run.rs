@@ -13,11 +13,24 @@ use photon_core::tokenizer::Tokenizer;
 use photon_train::config::RunConfig;
 use photon_train::data::prepare;
 use photon_train::record::{Existing, check_free};
-use photon_train::trainer::{EvalReport, Observer, RunPlace, StepReport, check_vocabulary, train};
+use photon_train::report::{EvalReport, Observer, SkipReport, StepReport};
+use photon_train::trainer::{RunPlace, check_vocabulary, train};
 
 use super::{bar, bytes_bar, log, print};
 
+const EXAMPLES: &str = "\
+Examples:
+  photon-train run configs/train/quickstart.toml --out runs/a
+  # After Ctrl-C, a crash or a loss of power: go on exactly where the newest checkpoint stands. Where there is no
+  # run yet one begins, so that a job may always be started like this.
+  photon-train run configs/train/quickstart.toml --out runs/a --resume
+  # Train longer than was planned: from here on the learning rate follows the schedule of the new length.
+  photon-train run configs/train/quickstart.toml --out runs/a --resume --set steps=2400
+
+To go on, everything must be as it was but `steps`, which may rise, `checkpoint_every_steps`, `checkpoints` and `guards`.";
+
 #[derive(Args)]
+#[command(after_help = EXAMPLES)]
 pub(super) struct RunArgs {
     /// The run as a TOML file.
     config: PathBuf,
@@ -33,15 +46,22 @@ pub(super) struct RunArgs {
     /// Replace the run that the folder holds.
     #[arg(long)]
     overwrite: bool,
+    /// Go on with the run that the folder holds; where there is none, begin one.
+    #[arg(long, conflicts_with = "overwrite")]
+    resume: bool,
 }
 
 pub(super) fn run(args: RunArgs) -> Result<()> {
     let config = RunConfig::load(&args.config, &args.set)?;
-    let out = match args.out {
-        Some(out) => out,
+    let out = match &args.out {
+        Some(out) => out.clone(),
         None => Path::new("runs").join(args.config.file_stem().context("the config has no file name")?),
     };
-    let existing = if args.overwrite { Existing::Replace } else { Existing::Refuse };
+    let existing = match (args.overwrite, args.resume) {
+        (true, _) => Existing::Replace,
+        (_, true) => Existing::Resume,
+        _ => Existing::Refuse,
+    };
     check_free(&out, existing)?;
     let tokenizer = match config.train.tokenizer.as_str() {
         "bytes" => Tokenizer::bytes(),
@@ -67,10 +87,11 @@ pub(super) fn run(args: RunArgs) -> Result<()> {
     watch.bar.finish_and_clear();
     if outcome.interrupted {
         bail!(
-            "interrupted after {} of {} steps; the weights are in {}",
+            "interrupted after {} of {} steps; the weights are in {}\nto go on:\n  {}",
             outcome.steps,
             config.train.steps,
-            out.join("checkpoints/last").display()
+            out.join("checkpoints/last").display(),
+            resume_command(&args.config, &out, &args.set, &args.device),
         );
     }
     print(format!(
@@ -85,9 +106,20 @@ pub(super) fn run(args: RunArgs) -> Result<()> {
     ))
 }
 
+/// What to type to go on.
+fn resume_command(config: &Path, out: &Path, set: &[String], device: &DeviceChoice) -> String {
+    let mut words = vec![config.display().to_string(), "--out".into(), out.display().to_string(), "--resume".into()];
+    words.extend(set.iter().flat_map(|key_value| ["--set".to_owned(), key_value.clone()]));
+    if *device != DeviceChoice::Auto {
+        words.extend(["--device".to_owned(), device.to_string()]);
+    }
+    let words: Vec<String> = words.iter().map(|word| shell_word(word)).collect();
+    format!("photon-train run {}", words.join(" "))
+}
+
 /// A text as one word of a command line.
 fn shell_word(text: &str) -> String {
-    let is_plain = |c: char| c.is_alphanumeric() || "/._-".contains(c);
+    let is_plain = |c: char| c.is_alphanumeric() || "/._-=".contains(c);
     match !text.is_empty() && text.chars().all(is_plain) {
         true => text.to_owned(),
         // Nothing is special inside single quotes but the quote.
@@ -136,6 +168,11 @@ impl Watch {
 
 impl Observer for Watch {
     fn step(&mut self, report: &StepReport) {
+        if self.loss_nats.is_none() {
+            // Steps of an earlier start say nothing of how long those to come take.
+            self.bar.set_position(report.step - 1);
+            self.bar.reset_eta();
+        }
         let before = self.loss_nats.unwrap_or(report.loss_nats);
         let smooth = 0.95 * before + 0.05 * report.loss_nats;
         self.loss_nats = Some(smooth);
@@ -148,6 +185,18 @@ impl Observer for Watch {
             log(format!("step {}/{length}: {message}, ETA {eta}", report.step));
         }
         self.bar.set_message(message);
+    }
+
+    fn skip(&mut self, report: &SkipReport) {
+        let SkipReport { step, reason, loss_nats, gradient_norm, .. } = report;
+        self.bar.set_position(*step);
+        self.say(&format!(
+            "warning: step {step} is skipped, {reason}: loss {loss_nats:.4} nats, gradient norm {gradient_norm:.4}"
+        ));
+    }
+
+    fn notice(&mut self, text: &str) {
+        self.say(text);
     }
 
     fn evaluation(&mut self, report: &EvalReport) {

@@ -20,6 +20,8 @@ pub struct Prepared {
     pub train: TokenStore,
     /// Tokens held out.
     pub valid: TokenStore,
+    /// Tells texts, split and tokenizer from any others.
+    pub fingerprint: String,
     /// What was read and done.
     pub report: PrepareReport,
 }
@@ -132,7 +134,7 @@ pub fn prepare(
         n_equal: split.n_equal,
         origin,
     };
-    Ok(Prepared { train, valid, report })
+    Ok(Prepared { train, valid, fingerprint: key, report })
 }
 
 fn check_size(side: &'static str, store: &TokenStore, expected: usize, fix: &'static str) -> Result<(), DataError> {

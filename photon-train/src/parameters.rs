@@ -1,0 +1,75 @@
+//! Parameters of a model by name, as the files of weights name them.
+
+use std::fmt;
+
+use burn::module::{Module, ModuleVisitor, Param};
+use burn::optim::GradientsParams;
+use burn::tensor::Tensor;
+use photon_core::model::Model;
+
+/// Where a visit of a model stands, for instance `encoders.0.stack.blocks.1.attention.q_proj.weight`.
+#[derive(Clone, Debug, Default)]
+pub struct ParameterPath(Vec<String>);
+
+impl ParameterPath {
+    /// What a visitor is told when it enters a module.
+    pub fn enter(&mut self, name: &str, container_type: &str) {
+        if !is_variant(container_type) {
+            self.0.push(name.to_owned());
+        }
+    }
+
+    /// What a visitor is told when it leaves a module.
+    pub fn exit(&mut self, container_type: &str) {
+        if !is_variant(container_type) {
+            self.0.pop();
+        }
+    }
+}
+
+/// The files name a model's parameters, whichever variant of [`Model`] it is.
+fn is_variant(container_type: &str) -> bool {
+    container_type.starts_with("Enum:")
+}
+
+impl fmt::Display for ParameterPath {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0.join("."))
+    }
+}
+
+/// Parts of the model, such as `encoders.0` or `head`, with a gradient that is not finite.
+pub fn parts_with_bad_gradients(model: &Model, grads: &GradientsParams) -> Vec<String> {
+    struct Search<'a> {
+        grads: &'a GradientsParams,
+        path: ParameterPath,
+        parts: Vec<String>,
+    }
+    impl ModuleVisitor for Search<'_> {
+        fn enter_module(&mut self, name: &str, container_type: &str) {
+            self.path.enter(name, container_type);
+        }
+
+        fn exit_module(&mut self, _name: &str, container_type: &str) {
+            self.path.exit(container_type);
+        }
+
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+            let Some(grad) = self.grads.get::<D>(param.id) else { return };
+            if grad.square().sum().into_scalar::<f32>().is_finite() {
+                return;
+            }
+            let part = match self.path.0.as_slice() {
+                [list, index, ..] if index.parse::<usize>().is_ok() => format!("{list}.{index}"),
+                [part, ..] => part.clone(),
+                [] => return,
+            };
+            if self.parts.last() != Some(&part) {
+                self.parts.push(part);
+            }
+        }
+    }
+    let mut search = Search { grads, path: ParameterPath::default(), parts: Vec::new() };
+    model.visit(&mut search);
+    search.parts
+}

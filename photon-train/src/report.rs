@@ -1,0 +1,137 @@
+//! What a run tells of itself: to whoever watches it, and line by line in `metrics.jsonl`.
+
+use std::fmt;
+use std::path::PathBuf;
+
+use serde::Serialize;
+
+use crate::eval::Evaluation;
+use crate::guard::SkipReason;
+
+/// One update in numbers.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct StepReport {
+    /// Steps gone, this one included.
+    pub step: u64,
+    /// Tokens seen, this step's included.
+    pub tokens: u64,
+    /// Mean cross-entropy of the batch before the update.
+    pub loss_nats: f64,
+    /// The same in bits a byte of text.
+    pub bits_per_byte: f64,
+    /// Reconstruction distance before `alpha`.
+    pub reconstruction: f64,
+    /// Norm of all gradients before clipping.
+    pub gradient_norm: f64,
+    /// Learning rate of the update.
+    pub learning_rate: f64,
+    /// Tokens a second over this update.
+    pub tokens_per_sec: f64,
+}
+
+/// An update that was not made.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct SkipReport {
+    /// Steps gone, this one included.
+    pub step: u64,
+    /// Tokens seen, this step's included.
+    pub tokens: u64,
+    /// Why.
+    pub reason: SkipReason,
+    /// Mean cross-entropy of the batch; `null` in the file where it is not finite.
+    pub loss_nats: f64,
+    /// Norm of all gradients, likewise.
+    pub gradient_norm: f64,
+    /// Running mean of the norms of the updates made; none in the beginning.
+    pub usual_norm: Option<f64>,
+    /// Learning rate that the update would have had.
+    pub learning_rate: f64,
+    /// Parts of the model whose gradient is not finite.
+    pub bad_parts: Vec<String>,
+    /// Updates skipped in a row, this one included.
+    pub skipped_in_a_row: u64,
+}
+
+/// A run that only skips.
+#[derive(Debug, thiserror::Error)]
+pub struct StuckReport {
+    /// The last update that was skipped.
+    pub last: SkipReport,
+    /// The newest steps, one a line.
+    pub recent: String,
+    /// The newest checkpoint.
+    pub checkpoint: Option<PathBuf>,
+}
+
+impl fmt::Display for StuckReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let SkipReport { step, reason, learning_rate, usual_norm, bad_parts, skipped_in_a_row, .. } = &self.last;
+        writeln!(f, "{skipped_in_a_row} updates in a row were skipped, the last at step {step}: {reason}")?;
+        writeln!(f, "{}", self.recent)?;
+        writeln!(f, "learning rate {learning_rate:e}, usual gradient norm {usual_norm:?}")?;
+        if !bad_parts.is_empty() {
+            writeln!(f, "gradients that are not finite: {}", bad_parts.join(", "))?;
+        }
+        match &self.checkpoint {
+            Some(path) => writeln!(f, "the newest checkpoint is as it was: {}", path.display())?,
+            None => writeln!(f, "there is no checkpoint yet")?,
+        }
+        f.write_str(match reason {
+            SkipReason::GradientSpike => {
+                "what to do: look at the texts of these steps; if gradients are rightly this large, raise \
+                 guards.spike_factor and go on with --resume"
+            }
+            _ => {
+                "what to do: begin another run with a lower optimizer.learning_rate, a longer optimizer.warmup_steps or a \
+                 lower optimizer.clip_norm"
+            }
+        })
+    }
+}
+
+/// One evaluation in numbers.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct EvalReport {
+    /// Steps gone.
+    pub step: u64,
+    /// On held-out text.
+    pub held_out: Evaluation,
+    /// Text from the model.
+    pub sample: Option<String>,
+    /// Whether no evaluation before was better; never so for fresh weights, which are no result.
+    pub is_best: bool,
+}
+
+/// Who watches a run.
+pub trait Observer {
+    /// After each update.
+    fn step(&mut self, report: &StepReport);
+    /// After each evaluation.
+    fn evaluation(&mut self, report: &EvalReport);
+    /// After each update that was not made.
+    fn skip(&mut self, _report: &SkipReport) {}
+    /// Something that a person should know.
+    fn notice(&mut self, _text: &str) {}
+}
+
+/// How a run ended.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Outcome {
+    /// Steps gone.
+    pub steps: u64,
+    /// The last evaluation.
+    pub last: Evaluation,
+    /// Fewest held-out bits per byte of any evaluation after a step; infinite if there was none.
+    pub best_bits_per_byte: f64,
+    /// Whether it was asked to stop before the last step.
+    pub interrupted: bool,
+}
+
+/// One line of `metrics.jsonl`.
+#[derive(Serialize)]
+#[serde(tag = "kind", rename_all = "snake_case")]
+pub(crate) enum Line<'a> {
+    Step(&'a StepReport),
+    Skip(&'a SkipReport),
+    Evaluation(&'a EvalReport),
+}

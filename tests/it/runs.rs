@@ -1,0 +1,124 @@
+//! Runs of a tiny model through the library.
+
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use photon_core::device::DeviceChoice;
+use photon_core::tokenizer::Tokenizer;
+use photon_train::config::RunConfig;
+use photon_train::data::{Prepared, prepare};
+use photon_train::record::Existing;
+use photon_train::report::{EvalReport, Observer, Outcome, StepReport};
+use photon_train::trainer::{RunPlace, TrainError, train};
+use serde_json::Value;
+use tempfile::TempDir;
+
+use crate::programs::write_tiny_run;
+
+/// A run in a folder of its own.
+pub(crate) struct Run {
+    pub(crate) folder: TempDir,
+    pub(crate) config: RunConfig,
+}
+
+impl Run {
+    pub(crate) fn new(overrides: &[&str]) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let overrides: Vec<String> = overrides.iter().map(|text| (*text).to_owned()).collect();
+        let config = RunConfig::load(&write_tiny_run(folder.path()), &overrides).unwrap();
+        Self { folder, config }
+    }
+
+    pub(crate) fn out(&self) -> PathBuf {
+        self.folder.path().join("run")
+    }
+
+    pub(crate) fn data(&self) -> Prepared {
+        self.data_of(&self.config)
+    }
+
+    fn data_of(&self, config: &RunConfig) -> Prepared {
+        let cache = self.folder.path().join("tokens");
+        prepare(&config.train.data, &Tokenizer::bytes(), &cache, config.train.seq_len, &mut |_, _| {}).unwrap()
+    }
+
+    pub(crate) fn train_watched(&self, stop: &AtomicBool, observer: &mut dyn Observer) -> Result<Outcome, TrainError> {
+        self.train_as(&self.config, Existing::Refuse, stop, observer)
+    }
+
+    fn train_as(
+        &self,
+        config: &RunConfig,
+        existing: Existing,
+        stop: &AtomicBool,
+        observer: &mut dyn Observer,
+    ) -> Result<Outcome, TrainError> {
+        let device = DeviceChoice::Cpu.open().unwrap();
+        let place = RunPlace { folder: &self.out(), existing, stop, observer };
+        train(config, &Tokenizer::bytes(), self.data_of(config), &device, place)
+    }
+
+    pub(crate) fn train(&self) -> Result<Outcome, TrainError> {
+        self.train_watched(&AtomicBool::new(false), &mut Unwatched)
+    }
+
+    /// Goes on, to the end or until after `stop_after`; what it was told of.
+    pub(crate) fn resume(&self, stop_after: Option<u64>) -> Result<(Outcome, Vec<String>), TrainError> {
+        let stop = AtomicBool::new(false);
+        let mut observer = StopsAfter { step: stop_after.unwrap_or(u64::MAX), stop: &stop, notices: Vec::new() };
+        let outcome = self.train_as(&self.config, Existing::Resume, &stop, &mut observer)?;
+        Ok((outcome, observer.notices))
+    }
+
+    /// Goes on to the end, with another config.
+    pub(crate) fn resume_as(&self, config: &RunConfig) -> Result<Outcome, TrainError> {
+        self.train_as(config, Existing::Resume, &AtomicBool::new(false), &mut Unwatched)
+    }
+
+    /// The lines of `metrics.jsonl` without how long they took.
+    pub(crate) fn metrics(&self) -> Vec<Value> {
+        let text = std::fs::read_to_string(self.out().join("metrics.jsonl")).unwrap();
+        let line = |line| {
+            let mut value: Value = serde_json::from_str(line).unwrap();
+            value.as_object_mut().unwrap().remove("tokens_per_sec");
+            value
+        };
+        text.lines().map(line).collect()
+    }
+
+    pub(crate) fn losses_nats(&self) -> Vec<f64> {
+        self.metrics().iter().filter(|line| line["kind"] == "step").map(|line| number(line, "loss_nats")).collect()
+    }
+}
+
+pub(crate) fn number(line: &Value, key: &str) -> f64 {
+    line[key].as_f64().unwrap_or_else(|| panic!("no number {key} in {line}"))
+}
+
+pub(crate) struct Unwatched;
+
+impl Observer for Unwatched {
+    fn step(&mut self, _: &StepReport) {}
+    fn evaluation(&mut self, _: &EvalReport) {}
+}
+
+/// Sets the flag after a step, and keeps what it is told.
+pub(crate) struct StopsAfter<'a> {
+    pub(crate) step: u64,
+    pub(crate) stop: &'a AtomicBool,
+    pub(crate) notices: Vec<String>,
+}
+
+impl Observer for StopsAfter<'_> {
+    fn step(&mut self, report: &StepReport) {
+        if report.step == self.step {
+            self.stop.store(true, Ordering::Relaxed);
+        }
+    }
+
+    fn evaluation(&mut self, _: &EvalReport) {}
+
+    fn notice(&mut self, text: &str) {
+        self.notices.push(text.to_owned());
+    }
+}
