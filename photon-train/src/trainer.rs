@@ -163,7 +163,7 @@ pub fn train(
     let train = &config.train;
     check_vocabulary(config, tokenizer)?;
     let (n_replicas, micro_batch_size) = divide(train.batch_size, train.replicas, train.micro_batch_size, device.name);
-    let mut model = Model::new(&config.model, train.seed, &device.device.clone().autodiff());
+    let mut model = Model::new(&config.model, train.seed, &device.with_gradients(train.gradient_checkpointing.into()));
     let facts = RunFacts {
         seed: train.seed,
         commit: photon_core::BUILD_COMMIT,

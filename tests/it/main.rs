@@ -15,6 +15,7 @@ mod equivalence;
 mod fidelity;
 mod gradients;
 mod import;
+mod memory;
 mod programs;
 mod readme;
 mod sessions;

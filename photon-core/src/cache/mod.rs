@@ -33,4 +33,4 @@ mod rows;
 mod shared;
 #[cfg(test)]
 mod test_data;
-mod vectorized;
+pub(crate) mod vectorized;

@@ -1,6 +1,6 @@
 //! Attention that reads entries as they are stored.
 
-mod kernels;
+pub(crate) mod kernels;
 mod native;
 mod stock;
 
