@@ -156,8 +156,11 @@ fn the_chunked_loss_equals_the_plain_one() {
     // An upstream factor must reach the gradients.
     let (chunked, plain) = ((chunked * 3.0).backward(), (plain * 3.0).backward());
     for tensor in [hidden, head] {
-        let difference: f32 = (tensor.grad(&chunked).unwrap() - tensor.grad(&plain).unwrap()).abs().max().into_scalar();
-        assert!(difference < 1e-5, "{difference}");
+        let (chunked, plain) = (tensor.grad(&chunked).unwrap(), tensor.grad(&plain).unwrap());
+        // Sums over 40 000 logits in another order: relative to the largest.
+        let size = plain.clone().abs().max().into_scalar::<f32>().max(1.0);
+        let difference: f32 = (chunked - plain).abs().max().into_scalar();
+        assert!(difference < 1e-5 * size, "{difference} of {size}");
     }
 }
 

@@ -45,8 +45,9 @@ impl Block {
         activations: Activations,
         attend: impl FnOnce(&Attention, Tensor<3>) -> Tensor<3>,
     ) -> Tensor<3> {
-        let x = x.clone() + attend(&self.attention, norm(&self.attention_norm, x));
-        x.clone() + self.feed_forward.forward(norm(&self.feed_forward_norm, x), activations)
+        // The branch stands first: the sum takes its place in memory, which nobody else holds.
+        let x = attend(&self.attention, norm(&self.attention_norm, x.clone())) + x;
+        self.feed_forward.forward(norm(&self.feed_forward_norm, x.clone()), activations) + x
     }
 }
 

@@ -184,7 +184,7 @@ impl WithSimd for ForwardHeads<'_> {
                 let scores = room(&mut scores, block.n * n_scores);
                 let lines = block.first * stride..(block.first + block.n) * stride;
                 let queries = Queries { lines: &queries[lines.clone()], n: block.n, head_dim };
-                keys.scores(simd, queries, &block, scores);
+                keys.scores(queries, &block, scores);
                 mask(&call.reach, &block, scores);
                 let block_sums = &mut log_sums[block.first..][..block.n];
                 for (line, log_sum) in scores.chunks_exact_mut(n_scores).zip(block_sums) {
@@ -204,8 +204,8 @@ impl WithSimd for ForwardHeads<'_> {
                 };
                 let out = &mut out[lines];
                 let near = &values[block.first_near * stride..];
-                weigh(&scores[block.near_column()..], near, block.n_near()).run(simd, out, stride, Into::Replace);
-                weigh(scores, &lasting_values, block.n_lasting).run(simd, out, stride, Into::Add);
+                weigh(&scores[block.near_column()..], near, block.n_near()).run(out, stride, Into::Replace);
+                weigh(scores, &lasting_values, block.n_lasting).run(out, stride, Into::Add);
             }
         }
         (out, log_sums)
@@ -261,9 +261,9 @@ impl WithSimd for BackwardHeads<'_> {
 
                 let scores = room(&mut scores, block.n * n_scores);
                 let d_scores = room(&mut d_scores, block.n * n_scores);
-                keys.scores(simd, queries, &block, scores);
+                keys.scores(queries, &block, scores);
                 mask(&call.reach, &block, scores);
-                values.scores(simd, d_out, &block, d_scores);
+                values.scores(d_out, &block, d_scores);
                 for index in 0..block.n {
                     let log_sum = log_sums[block.first + index];
                     let line = index * stride..(index + 1) * stride;
@@ -297,13 +297,13 @@ impl WithSimd for BackwardHeads<'_> {
                 let (near, n_near, n_lasting) = (block.near_column(), block.n_near(), block.n_lasting);
                 let first = block.first_near * stride;
                 let d_q = &mut d_q[lines];
-                to_queries(&d_scores[near..], &keys.all.lines[first..], n_near).run(simd, d_q, stride, Into::Replace);
-                to_keys(&d_scores[near..], queries.lines, n_near).run(simd, &mut d_k[first..], stride, Into::Add);
-                to_keys(&scores[near..], d_out.lines, n_near).run(simd, &mut d_v[first..], stride, Into::Add);
+                to_queries(&d_scores[near..], &keys.all.lines[first..], n_near).run(d_q, stride, Into::Replace);
+                to_keys(&d_scores[near..], queries.lines, n_near).run(&mut d_k[first..], stride, Into::Add);
+                to_keys(&scores[near..], d_out.lines, n_near).run(&mut d_v[first..], stride, Into::Add);
                 if let Some(lasting) = keys.lasting.as_ref().filter(|_| n_lasting > 0) {
-                    to_queries(d_scores, &lasting.lines, n_lasting).run(simd, d_q, stride, Into::Add);
-                    to_keys(d_scores, queries.lines, n_lasting).run(simd, &mut d_lasting_k, stride, Into::Add);
-                    to_keys(scores, d_out.lines, n_lasting).run(simd, &mut d_lasting_v, stride, Into::Add);
+                    to_queries(d_scores, &lasting.lines, n_lasting).run(d_q, stride, Into::Add);
+                    to_keys(d_scores, queries.lines, n_lasting).run(&mut d_lasting_k, stride, Into::Add);
+                    to_keys(scores, d_out.lines, n_lasting).run(&mut d_lasting_v, stride, Into::Add);
                 }
                 d_q.iter_mut().for_each(|d| *d *= call.scale());
             }

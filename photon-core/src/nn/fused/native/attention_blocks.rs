@@ -101,8 +101,7 @@ impl Side {
     }
 
     /// `scores = left · lines first..first + n`, for a whole number of vectors.
-    #[inline(always)]
-    fn scores<S: Simd>(&self, simd: S, left: Queries, first: usize, n: usize, scores: &mut [f32], stride: usize) {
+    fn scores(&self, left: Queries, first: usize, n: usize, scores: &mut [f32], stride: usize) {
         let product = Product {
             left: left.lines,
             left_strides: [line_len(left.head_dim), 1],
@@ -112,7 +111,7 @@ impl Side {
             columns: n.next_multiple_of(LANES),
             depth: left.head_dim,
         };
-        product.run(simd, scores, stride, Into::Replace);
+        product.run(scores, stride, Into::Replace);
     }
 }
 
@@ -141,14 +140,13 @@ impl Sides {
     }
 
     /// `left · line` for each line that the block meets: `[n, block.stride()]`.
-    #[inline(always)]
-    pub(super) fn scores<S: Simd>(&self, simd: S, left: Queries, block: &Block, scores: &mut [f32]) {
+    pub(super) fn scores(&self, left: Queries, block: &Block, scores: &mut [f32]) {
         let stride = block.stride();
         if let Some(lasting) = self.lasting.as_ref().filter(|_| block.n_lasting > 0) {
-            lasting.scores(simd, left, 0, block.n_lasting, scores, stride);
+            lasting.scores(left, 0, block.n_lasting, scores, stride);
         }
         let near = &mut scores[block.near_column()..];
-        self.all.scores(simd, left, block.first_near, block.n_near(), near, stride);
+        self.all.scores(left, block.first_near, block.n_near(), near, stride);
     }
 }
 

@@ -2,7 +2,9 @@
 
 use std::ops::Range;
 
-use pulp::Simd;
+use pulp::{Simd, WithSimd};
+
+use crate::cache::vectorized::vectorized;
 
 /// Lines of scratch are as long as a multiple of this, which any processor's vectors divide.
 pub(super) const LANES: usize = 16;
@@ -35,24 +37,8 @@ pub(super) enum Into {
 
 impl Product<'_> {
     /// Into lines of `out` that are `stride` apart.
-    #[inline(always)]
-    pub(super) fn run<S: Simd>(&self, simd: S, out: &mut [f32], stride: usize, into: Into) {
-        let mut part = Part { depth: 0..0, column: 0, into };
-        while part.depth.end < self.depth {
-            part.depth = part.depth.end..(part.depth.end + DEPTH).min(self.depth);
-            part.column = 0;
-            while part.column < self.columns {
-                let n_vectors = ((self.columns - part.column) / S::F32_LANES).min(VECTORS);
-                match n_vectors {
-                    1 => self.strip::<S, 1>(simd, &part, out, stride),
-                    2 => self.strip::<S, 2>(simd, &part, out, stride),
-                    3 => self.strip::<S, 3>(simd, &part, out, stride),
-                    _ => self.strip::<S, VECTORS>(simd, &part, out, stride),
-                }
-                part.column += n_vectors * S::F32_LANES;
-            }
-            part.into = Into::Add;
-        }
+    pub(super) fn run(self, out: &mut [f32], stride: usize, into: Into) {
+        vectorized(Run { product: self, out, stride, into });
     }
 
     #[inline(always)]
@@ -94,6 +80,39 @@ impl Product<'_> {
             for (place, sum) in line.iter_mut().zip(sums) {
                 *place = if part.into == Into::Add { simd.add_f32s(*place, *sum) } else { *sum };
             }
+        }
+    }
+}
+
+/// A function of its own: in its callers the tiles would be compiled many times over.
+struct Run<'a> {
+    product: Product<'a>,
+    out: &'a mut [f32],
+    stride: usize,
+    into: Into,
+}
+
+impl WithSimd for Run<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) {
+        let Self { product, out, stride, into } = self;
+        let mut part = Part { depth: 0..0, column: 0, into };
+        while part.depth.end < product.depth {
+            part.depth = part.depth.end..(part.depth.end + DEPTH).min(product.depth);
+            part.column = 0;
+            while part.column < product.columns {
+                let n_vectors = ((product.columns - part.column) / S::F32_LANES).min(VECTORS);
+                match n_vectors {
+                    1 => product.strip::<S, 1>(simd, &part, out, stride),
+                    2 => product.strip::<S, 2>(simd, &part, out, stride),
+                    3 => product.strip::<S, 3>(simd, &part, out, stride),
+                    _ => product.strip::<S, VECTORS>(simd, &part, out, stride),
+                }
+                part.column += n_vectors * S::F32_LANES;
+            }
+            part.into = Into::Add;
         }
     }
 }
