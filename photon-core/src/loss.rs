@@ -10,6 +10,7 @@ use burn::tensor::{Int, Tensor, TensorData};
 
 use crate::config::{ModelConfig, PhotonConfig};
 use crate::model::Model;
+use crate::nn::fused;
 use crate::photon::Reconstruction;
 
 /// Logits that exist at the same time, at most (unless one position alone has more).
@@ -38,17 +39,23 @@ pub fn cross_entropy(hidden: Tensor<2>, head: Tensor<2>, targets: Tensor<1, Int>
         let hidden = inner_hidden.clone().slice([piece.clone()]); // [n, D]
         let targets = targets.clone().slice([piece.clone()]).unsqueeze_dim::<2>(1); // [n, 1]
         let weights = weights.clone().slice([piece]).unsqueeze_dim::<2>(1); // [n, 1]
-        let (piece_nats, exp, sum) = nats_and_softmax(hidden.clone().matmul(inner_head.clone()), targets.clone());
-        nats = nats + (piece_nats * weights.clone()).sum();
-        // d nats / d logits = softmax - one_hot(target), each position times its weight
-        let scale = weights.clone() / sum; // [n, 1]
-        let gradient = (exp * scale).scatter(1, targets, -weights, burn::tensor::IndexingUpdateOp::Add); // [n, V]
+        let logits = hidden.clone().matmul(inner_head.clone()); // [n, V]
+        let (piece_nats, gradient) = fused::cross_entropy(logits, targets, weights.clone()); // [n, 1], [n, V]
+        nats = nats + (piece_nats * weights).sum();
         hidden_gradients.push(gradient.clone().matmul(inner_head.clone().transpose())); // [n, D]
         head_gradient = head_gradient + hidden.transpose().matmul(gradient); // [D, V]
     }
-    let hidden_gradient = Tensor::from_inner(Tensor::cat(hidden_gradients, 0)); // [N, D]
-    let carrier = (hidden * hidden_gradient).sum() + (head * Tensor::from_inner(head_gradient)).sum();
-    Tensor::from_inner(nats) + (carrier.clone() - carrier.detach())
+    let hidden_gradient = constant(Tensor::cat(hidden_gradients, 0), &hidden); // [N, D]
+    let head_gradient = constant(head_gradient, &head); // [D, V]
+    let nats = constant(nats, &hidden);
+    let carrier = (hidden * hidden_gradient).sum() + (head * head_gradient).sum();
+    nats + (carrier.clone() - carrier.detach())
+}
+
+/// A constant in the graph of `beside`, which may keep less than usual for the backward pass.
+fn constant<const D: usize>(x: Tensor<D>, beside: &Tensor<2>) -> Tensor<D> {
+    let strategy = beside.gradient_checkpointing_strategy().expect("a graph has a strategy");
+    Tensor::from_inner(x).with_gradient_checkpointing_strategy(strategy)
 }
 
 /// The cross-entropy of each target, in nats.
@@ -61,19 +68,12 @@ pub fn token_nats(hidden: Tensor<2>, head: Tensor<2>, targets: Tensor<1, Int>) -
     let nats = pieces(n_positions, vocab_size)
         .map(|piece| {
             let logits = hidden.clone().slice([piece.clone()]).matmul(head.clone()); // [n, V]
-            nats_and_softmax(logits, targets.clone().slice([piece]).unsqueeze_dim(1)).0
+            let shifted = logits.clone() - logits.max_dim(1);
+            let target = shifted.clone().gather(1, targets.clone().slice([piece]).unsqueeze_dim(1)); // [n, 1]
+            shifted.exp().sum_dim(1).log() - target
         })
         .collect();
     Tensor::cat(nats, 0).squeeze_dim(1)
-}
-
-/// `logits: [n, V]`, `targets: [n, 1]` to the cross-entropies `[n, 1]`, and the softmax as `exp [n, V]` over `sum [n, 1]`.
-fn nats_and_softmax(logits: Tensor<2>, targets: Tensor<2, Int>) -> (Tensor<2>, Tensor<2>, Tensor<2>) {
-    let shifted = logits.clone() - logits.max_dim(1); // [n, V]
-    let target = shifted.clone().gather(1, targets); // [n, 1]
-    let exp = shifted.exp();
-    let sum = exp.clone().sum_dim(1);
-    (sum.clone().log() - target, exp, sum)
 }
 
 fn pieces(n_positions: usize, vocab_size: usize) -> impl Iterator<Item = std::ops::Range<usize>> {

@@ -39,6 +39,9 @@ pub struct TrainConfig {
     /// CPU, one on a GPU. Changes results by rounding only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub replicas: Option<usize>,
+    /// Whether blocks keep only their input for the backward pass and run again there: less memory, one more forward.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub gradient_checkpointing: bool,
     /// Weight of the reconstruction term.
     #[serde(default)]
     pub alpha: f64,

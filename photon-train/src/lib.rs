@@ -17,6 +17,7 @@
 //!
 //! The model is `photon-core`'s; generation beyond the samples of a run is `photon-infer`'s.
 
+mod adamw;
 pub mod average;
 pub mod bench;
 pub mod checkpoint;

@@ -1,4 +1,4 @@
-//! AdamW from Burn with two groups, and clipping by the norm of all gradients together (Burn clips each by its own).
+//! AdamW in two groups, and clipping by the norm of all gradients together (Burn clips each by its own).
 //!
 //! Burn's own optimiser of a whole module gives its memory out in a format of its own, and reads it back onto the
 //! default device. This one names the memory after the parameters, so that it can be kept as tensors in a file.
@@ -6,10 +6,11 @@
 use std::collections::{BTreeMap, HashMap};
 
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamGroup, ParamId};
-use burn::optim::{AdamWConfig, DynOptimizer, DynState, GradientsParams, StateSink, StateSource};
+use burn::optim::{DynOptimizer, DynState, GradientsParams, StateSink, StateSource};
 use burn::tensor::{Tensor, TensorData};
 use photon_core::model::Model;
 
+use crate::adamw::OnePassAdamW;
 use crate::config::OptimizerConfig;
 use crate::parameters::ParameterPath;
 
@@ -42,16 +43,10 @@ impl Optimizer {
         }
         let mut matrices = Matrices(Vec::new());
         model.visit(&mut matrices);
-        let without_decay = AdamWConfig::new()
-            .with_beta_1(config.beta_1)
-            .with_beta_2(config.beta_2)
-            .with_epsilon(config.epsilon)
-            .with_weight_decay(0.0);
-        let with_decay = without_decay.clone().with_weight_decay(config.weight_decay);
         Self {
             groups: vec![
-                (ParamGroup::all(), Box::new(without_decay.build())),
-                (ParamGroup::from_ids(matrices.0), Box::new(with_decay.build())),
+                (ParamGroup::all(), Box::new(OnePassAdamW::new(config, 0.0))),
+                (ParamGroup::from_ids(matrices.0), Box::new(OnePassAdamW::new(config, config.weight_decay))),
             ],
             states: HashMap::new(),
         }

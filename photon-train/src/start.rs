@@ -93,7 +93,7 @@ pub(crate) fn start(
 fn begin(setting: &Setting, claim: Claim, existing: Existing) -> Result<Start, TrainError> {
     let Setting { config, data, device, .. } = *setting;
     let train = &config.train;
-    let model = Model::new(&config.model, train.seed, &device.device.clone().autodiff());
+    let model = Model::new(&config.model, train.seed, &device.with_gradients(train.gradient_checkpointing.into()));
     let made_with = setting.made_with();
     let facts = RunFacts {
         seed: train.seed,
@@ -134,7 +134,8 @@ fn go_on(setting: &Setting, claim: Claim, found: Found, observer: &mut dyn Obser
     let (replicas, micro_batch_size) = (was_with.replicas, was_with.micro_batch_size);
     let made_with = MadeWith { replicas, micro_batch_size, ..now_with };
 
-    let (model, average) = found.load_models(&config.model, &device.device.clone().autodiff())?;
+    let (model, average) =
+        found.load_models(&config.model, &device.with_gradients(config.train.gradient_checkpointing.into()))?;
     let mut learner = setting.learner(&model, &made_with)?;
     learner.optimizer_mut().restore(&model, found.load_memory()?).map_err(|problems| found.misfit(problems))?;
     let ema = config.train.ema.as_ref();

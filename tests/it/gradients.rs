@@ -8,7 +8,7 @@ use photon_core::model::Model;
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
-use crate::support::{Case, flat_cases, ids, parse, photon_case, random_rows, shaken};
+use crate::support::{Case, flat_cases, ids, max_difference, parse, photon_case, random_rows, shaken};
 
 fn cases() -> Vec<Case> {
     let mut cases: Vec<Case> = vec![
@@ -61,6 +61,25 @@ fn every_parameter_learns_from_the_first_step() {
                 assert!(gradient.iter().all(|g| g.is_finite()), "{}: {path} at alpha {alpha}", case.name);
                 assert!(gradient.iter().any(|&g| g != 0.0), "{}: {path} gets none at alpha {alpha}", case.name);
             }
+        }
+    }
+}
+
+#[test]
+fn running_blocks_again_gives_the_same_gradients() {
+    for case in cases() {
+        let rows = random_rows(2, 3 * case.config.meta_chunk_tokens().max(4), 24);
+        let of = |device: Device| {
+            let model = shaken(&case.config, &device);
+            gradients(&model, loss(&model, &rows, 0.3))
+        };
+        let kept = of(Device::flex().autodiff());
+        let again = of(Device::flex().autodiff().gradient_checkpointing());
+        for ((path, kept), (_, again)) in kept.iter().zip(&again) {
+            let size = kept.iter().fold(0.0f32, |size, g| size.max(g.abs()));
+            assert!(size > 0.0, "{}: {path} has no gradient", case.name);
+            let difference = max_difference(kept, again);
+            assert!(difference <= 1e-5 * size, "{}: {path}: {difference} of {size}", case.name);
         }
     }
 }

@@ -16,6 +16,7 @@ mod faults;
 mod fidelity;
 mod gradients;
 mod import;
+mod memory;
 mod offload;
 mod programs;
 mod readme;

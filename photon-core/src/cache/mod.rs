@@ -35,4 +35,4 @@ mod rows;
 mod shared;
 #[cfg(test)]
 mod test_data;
-mod vectorized;
+pub(crate) mod vectorized;

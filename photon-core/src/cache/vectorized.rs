@@ -4,7 +4,7 @@ use pulp::{Arch, Simd, WithSimd};
 
 /// Runs `kernel`. All of its loops must be in functions marked `#[inline(always)]`: what is not inlined is compiled for
 /// the oldest processor.
-pub(super) fn vectorized<K: WithSimd>(kernel: K) -> K::Output {
+pub(crate) fn vectorized<K: WithSimd>(kernel: K) -> K::Output {
     let arch = Arch::new();
     // With the features that Burn asks of `pulp`, `Arch` knows AVX-512 but not AVX2.
     #[cfg(any(target_arch = "x86", target_arch = "x86_64"))]

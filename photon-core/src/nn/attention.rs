@@ -1,16 +1,18 @@
 //! Causal self-attention over a span, in training over whole sequences and in decoding over a cache.
 //!
 //! A bounded span never computes all pairs: positions are cut into blocks, and a block of queries meets the keys
-//! of its own block and of the few before it. In a strided span it meets the keys that last besides. The tests compute
-//! all pairs as the oracle of that shortcut. Picked blocks differ from query to query, so there all pairs are computed.
+//! of its own block and of the few before it. In a strided span it meets the keys that last besides. The CPU has a
+//! kernel for that; other devices get it by masks. The tests compute all pairs as the oracle of both shortcuts. Picked
+//! blocks differ from query to query, so there all pairs are computed.
 
 use burn::module::{Module, Param};
 use burn::nn::Linear;
-use burn::tensor::{Device, Tensor, TensorData};
+use burn::tensor::{DType, Device, Tensor, TensorData};
 
 use super::activations::Activations;
 use super::block_pick::BlockPick;
-use super::fused;
+use super::fused::span_attention::span_attention;
+use super::fused::{self, has_kernels};
 use super::rope::Rotation;
 use super::span::Span;
 use crate::cache::kv_cache::{KvCache, MASKED, NewEntries};
@@ -66,10 +68,18 @@ impl Attention {
     ///
     /// `x: [B, N, D] -> [B, N, D]`; `mask` is [`sequence_mask`] of the same stack, batch and length.
     pub fn forward(&self, x: Tensor<3>, rotation: Option<&Rotation>, mask: &SequenceMask) -> Tensor<3> {
+        let [batch, n_positions, d_model] = x.dims();
         let (q, k, v) = self.project(x, rotation); // [B, N, H, K]
         let out = match mask {
+            SequenceMask::None => {
+                let sinks = match &self.sinks {
+                    Some(sinks) => sinks.val(),
+                    None => Tensor::full([self.n_heads], f32::NEG_INFINITY, &q.device()),
+                };
+                span_attention(q, k, v, sinks, self.span).reshape([batch, n_positions, d_model])
+            }
             SequenceMask::AllPairs(mask) => {
-                let (q, k, v) = (heads_first(q), heads_first(k), heads_first(v));
+                let (q, k, v) = (heads_first(self.scaled(q)), heads_first(k), heads_first(v));
                 let positions = || [(0..q.dims()[SEQ]).collect()];
                 let mask = match self.pick {
                     Some(pick) => pick.mask(mask.clone(), q.clone(), k.clone(), &positions()),
@@ -77,16 +87,9 @@ impl Attention {
                 };
                 self.weigh(q, k, v, mask)
             }
-            SequenceMask::Blocks(blocks) => self.weigh_blocks(q, k, v, blocks),
+            SequenceMask::Blocks(blocks) => self.weigh_blocks(self.scaled(q), k, v, blocks),
         };
         self.o_proj.forward(out) // [B, N, D]
-    }
-
-    /// The same as [`Attention::forward`] by computing every pair of positions.
-    #[cfg(test)]
-    fn forward_all_pairs(&self, x: Tensor<3>, rotation: Option<&Rotation>) -> Tensor<3> {
-        let mask = all_pairs_mask(self.span, x.dims()[1], &x.device());
-        self.forward(x, rotation, &SequenceMask::AllPairs(mask))
     }
 
     /// Attention of new positions to a cache that takes them up.
@@ -105,23 +108,28 @@ impl Attention {
     ) -> Tensor<3> {
         let [batch, n_positions, d_model] = x.dims();
         let (q, k, v) = self.project(activations.round(x), rotation); // [b, N, H, K]
-        let new = NewEntries { rows, positions, queries: heads_first(q), keys: heads_first(k), values: heads_first(v) };
+        let queries = heads_first(self.scaled(q));
+        let new = NewEntries { rows, positions, queries, keys: heads_first(k), values: heads_first(v) };
         let out = cache.attend(new, self.sinks.as_ref().map(Param::val)); // [b, H, N, K]
         let out = out.swap_dims(HEAD, SEQ).reshape([batch, n_positions, d_model]);
         self.o_proj.forward(activations.round(out)) // [b, N, D]
     }
 
-    /// `[B, N, D]` to queries, keys and values `[B, N, H, K]`, turned by their positions; queries are scaled.
+    /// `[B, N, D]` to queries, keys and values `[B, N, H, K]`, turned by their positions.
     fn project(&self, x: Tensor<3>, rotation: Option<&Rotation>) -> (Tensor<4>, Tensor<4>, Tensor<4>) {
         let [batch, n_positions, _] = x.dims();
         let q = self.q_proj.forward(x.clone()).reshape([batch, n_positions, self.n_heads, self.head_dim]);
         let k = self.k_proj.forward(x.clone()).reshape([batch, n_positions, self.n_kv_heads, self.head_dim]);
         let v = self.v_proj.forward(x).reshape([batch, n_positions, self.n_kv_heads, self.head_dim]);
-        let (q, k) = match rotation {
-            Some(rotation) => (rotation.apply(q), rotation.apply(k)),
-            None => (q, k),
-        };
-        (q / (self.head_dim as f64).sqrt(), k, v)
+        match rotation {
+            Some(rotation) => (rotation.apply(q), rotation.apply(k), v),
+            None => (q, k, v),
+        }
+    }
+
+    /// Queries whose products with keys are scores.
+    fn scaled(&self, q: Tensor<4>) -> Tensor<4> {
+        q / (self.head_dim as f64).sqrt()
     }
 
     /// Attention, with the sink where there is one, of `q [B, H, N, K]` to `k, v [B, H_kv, E, K]`: `[B, N, D]`.
@@ -203,10 +211,23 @@ fn with_sink(
 /// Who may not see whom within one sequence: zeros, and [`MASKED`] where a query must not look.
 #[derive(Clone, Debug)]
 pub enum SequenceMask {
+    /// The device has a kernel that asks the span.
+    None,
     /// `[1, 1, N, N]`; where blocks are picked, what is seen whatever is picked.
     AllPairs(Tensor<4>),
     /// Block by block.
     Blocks(BlocksMask),
+}
+
+impl SequenceMask {
+    /// The same for tensors without gradients.
+    pub fn inner(self) -> Self {
+        match self {
+            Self::None => Self::None,
+            Self::AllPairs(mask) => Self::AllPairs(mask.inner()),
+            Self::Blocks(blocks) => Self::Blocks(BlocksMask { mask: blocks.mask.inner(), ..blocks }),
+        }
+    }
 }
 
 /// What blocks of queries meet.
@@ -227,7 +248,15 @@ pub fn sequence_mask(spec: &StackSpec, batch: usize, n_positions: usize, device:
     if let Some(pick) = spec.pick {
         return SequenceMask::AllPairs(pick.fixed_mask(&[(0..n_positions).collect()], n_positions, device));
     }
-    let span = spec.span;
+    // Sequences are in f32, as the weights are.
+    if has_kernels(device, DType::F32) {
+        return SequenceMask::None;
+    }
+    blocks_mask(spec.span, batch, n_positions, device)
+}
+
+/// The mask for devices without a kernel.
+fn blocks_mask(span: Span, batch: usize, n_positions: usize, device: &Device) -> SequenceMask {
     let n_blocks = |len: usize| n_positions.div_ceil(len);
     let (len, back, near, lasting) = match span {
         Span::Full => return SequenceMask::AllPairs(all_pairs_mask(span, n_positions, device)),
@@ -290,49 +319,4 @@ fn pad_positions(x: Tensor<4>, n_before: usize, n_positions: usize) -> Tensor<4>
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::config::Positions;
-    use burn::tensor::Distribution;
-
-    #[test]
-    fn blocks_compute_what_all_pairs_compute() {
-        let device = Device::flex();
-        let spans = [
-            Span::Full,
-            Span::Window { len: 1 },
-            Span::Window { len: 3 },
-            Span::Window { len: 50 },
-            Span::Blocks { len: 4, back: 0 },
-            Span::Blocks { len: 3, back: 1 },
-            Span::Blocks { len: 2, back: 3 },
-            Span::Strided { window: 1, sinks: 0, block: 1, every: 2 },
-            Span::Strided { window: 2, sinks: 3, block: 2, every: 3 },
-            Span::Strided { window: 3, sinks: 0, block: 2, every: 1 },
-            Span::Strided { window: 50, sinks: 1, block: 2, every: 2 },
-        ];
-        for (span, sink) in spans.into_iter().flat_map(|span| [(span, false), (span, true)]) {
-            let spec = StackSpec {
-                d_model: 8,
-                n_layers: 1,
-                n_heads: 4,
-                n_kv_heads: 2,
-                d_ff: 8,
-                span,
-                pick: None,
-                positions: Positions::None,
-                sink,
-                norm_eps: 1e-5,
-            };
-            let attention = Attention::new(&spec, 1, &mut Initializer::new(1, 0.5, &device));
-            for n_positions in [1, 2, 7, 12, 45] {
-                let x = Tensor::random([2, n_positions, 8], Distribution::Normal(0.0, 1.0), &device);
-                let mask = sequence_mask(&spec, 2, n_positions, &device);
-                let fast = attention.forward(x.clone(), None, &mask);
-                let slow = attention.forward_all_pairs(x, None);
-                let difference: f32 = (fast - slow).abs().max().into_scalar();
-                assert!(difference < 1e-5, "{span:?} at {n_positions}: {difference}");
-            }
-        }
-    }
-}
+mod tests;

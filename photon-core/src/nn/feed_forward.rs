@@ -3,9 +3,9 @@
 use burn::module::Module;
 use burn::nn::Linear;
 use burn::tensor::Tensor;
-use burn::tensor::activation::silu;
 
 use super::activations::Activations;
+use super::fused::swiglu;
 use crate::init::Initializer;
 
 /// A gated feed-forward network.
@@ -35,8 +35,8 @@ impl FeedForward {
     /// `[B, N, D] -> [B, N, D]`
     pub fn forward(&self, x: Tensor<3>, activations: Activations) -> Tensor<3> {
         let x = activations.round(x);
-        let gate = silu(self.gate_proj.forward(x.clone())); // [B, N, F]
+        let gate = self.gate_proj.forward(x.clone()); // [B, N, F]
         let up = self.up_proj.forward(x); // [B, N, F]
-        self.down_proj.forward(activations.round(gate * up)) // [B, N, D]
+        self.down_proj.forward(activations.round(swiglu(gate, up))) // [B, N, D]
     }
 }

@@ -5,6 +5,7 @@ pub mod attention;
 pub mod block_pick;
 pub mod feed_forward;
 pub mod fused;
+mod recompute;
 pub mod rope;
 pub mod span;
 pub mod stack;

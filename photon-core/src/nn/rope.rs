@@ -37,6 +37,11 @@ impl Rotation {
         Self { cos: table(f64::cos), sin: table(f64::sin) }
     }
 
+    /// The same for tensors without gradients.
+    pub fn inner(self) -> Self {
+        Self { cos: self.cos.inner(), sin: self.sin.inner() }
+    }
+
     /// Turns queries or keys.
     ///
     /// # Shapes

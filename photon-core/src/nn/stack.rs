@@ -9,7 +9,8 @@ use burn::tensor::{Device, Tensor};
 use super::activations::Activations;
 use super::attention::{Attention, SequenceMask, sequence_mask};
 use super::feed_forward::FeedForward;
-use super::fused::norm;
+use super::fused::{has_kernels, norm};
+use super::recompute;
 use super::rope::Rotation;
 use super::span::Span;
 use crate::cache::config::CacheConfig;
@@ -44,8 +45,9 @@ impl Block {
         activations: Activations,
         attend: impl FnOnce(&Attention, Tensor<3>) -> Tensor<3>,
     ) -> Tensor<3> {
-        let x = x.clone() + attend(&self.attention, norm(&self.attention_norm, x));
-        x.clone() + self.feed_forward.forward(norm(&self.feed_forward_norm, x), activations)
+        // The branch stands first: the sum takes its place in memory, which nobody else holds.
+        let x = attend(&self.attention, norm(&self.attention_norm, x.clone())) + x;
+        self.feed_forward.forward(norm(&self.feed_forward_norm, x.clone()), activations) + x
     }
 }
 
@@ -90,9 +92,10 @@ impl Stack {
     /// `[B, N, D] -> [B, N, D]`
     pub fn forward(&self, x: Tensor<3>) -> Tensor<3> {
         let [batch, n_positions, d_model] = x.dims();
+        let asks_the_span = has_kernels(&x.device(), x.dtype());
         match self.spec.span {
             // Isolated blocks are sequences of their own.
-            Span::Blocks { len, back: 0 } if n_positions.is_multiple_of(len) => {
+            Span::Blocks { len, back: 0 } if n_positions.is_multiple_of(len) && !asks_the_span => {
                 let x = self.forward_sequence(x.reshape([batch * n_positions / len, len, d_model]));
                 x.reshape([batch, n_positions, d_model])
             }
@@ -106,9 +109,17 @@ impl Stack {
         let positions = [(0..n_positions).collect()];
         let rotation = self.rotation(&positions, &device);
         let mask: SequenceMask = sequence_mask(&self.spec, batch, n_positions, &device);
-        let x = self.blocks.iter().fold(x, |x, block| {
+        let run = move |block: &Block, x: Tensor<3>| {
+            let (rotation, mask) = match x.is_autodiff() {
+                true => (rotation.clone(), mask.clone()),
+                false => (rotation.clone().map(Rotation::inner), mask.clone().inner()),
+            };
             block.run(x, Activations::F32, |attention, x| attention.forward(x, rotation.as_ref(), &mask)) // [B, N, D]
-        });
+        };
+        let x = match recompute::applies(&x) {
+            true => self.blocks.iter().fold(x, |x, block| recompute::run_again_later(block, x, run.clone())),
+            false => self.blocks.iter().fold(x, |x, block| run(block, x)),
+        };
         norm(&self.norm, x)
     }
 

@@ -35,6 +35,9 @@ pub(super) struct BenchArgs {
     /// Rows that go through a model at once; without it as in a run.
     #[arg(long)]
     micro_batch_size: Option<usize>,
+    /// Keep only the inputs of blocks for the backward pass.
+    #[arg(long)]
+    gradient_checkpointing: bool,
     /// auto, cpu, cuda or wgpu.
     #[arg(long, default_value = "auto")]
     device: DeviceChoice,
@@ -44,7 +47,9 @@ pub(super) struct BenchArgs {
 }
 
 pub(super) fn run(args: &BenchArgs) -> Result<()> {
-    let &BenchArgs { batch_size, seq_len, steps, warmup_steps, replicas, micro_batch_size, .. } = args;
+    let &BenchArgs {
+        batch_size, seq_len, steps, warmup_steps, replicas, micro_batch_size, gradient_checkpointing, ..
+    } = args;
     for (name, value) in [
         ("--batch-size", batch_size),
         ("--seq-len", seq_len),
@@ -56,7 +61,15 @@ pub(super) fn run(args: &BenchArgs) -> Result<()> {
     }
     let model = config_file::load_model(&args.config, &args.set)?;
     let device = args.device.open()?;
-    let config = TrainBenchConfig { batch_size, seq_len, steps, warmup_steps, replicas, micro_batch_size };
+    let config = TrainBenchConfig {
+        batch_size,
+        seq_len,
+        steps,
+        warmup_steps,
+        replicas,
+        micro_batch_size,
+        gradient_checkpointing,
+    };
     let report = bench_training(&model, config, &device)?;
     if args.format == Format::Json {
         let mut value = serde_json::to_value(&report)?;

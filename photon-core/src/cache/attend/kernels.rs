@@ -119,7 +119,7 @@ fn sum<S: Simd>(simd: S, numbers: &[f32]) -> f32 {
 /// Arithmetic without branches, which compilers turn into vector instructions. `x = n ln 2 + r` with a whole `n` and a
 /// small `r`, whose exponential is a polynomial.
 #[inline(always)]
-fn exp_of_negative(x: f32) -> f32 {
+pub(crate) fn exp_of_negative(x: f32) -> f32 {
     /// Adding it leaves the nearest whole number in the lowest bits.
     const ROUNDER: f32 = 1.5 * (1 << 23) as f32;
     /// `ln 2` in two parts: products of the first with small whole numbers are exact.

@@ -1,7 +1,7 @@
 //! Attention that reads entries as they are stored.
 
 mod codes;
-mod kernels;
+pub(crate) mod kernels;
 mod native;
 mod stock;
 

@@ -1,7 +1,7 @@
 //! The plain versions: what the fused operations mean, with gradients derived step by step.
 
 use burn::tensor::Tensor;
-use burn::tensor::activation::softmax;
+use burn::tensor::activation::{silu, softmax};
 
 pub(super) fn attention(q: Tensor<4>, k: Tensor<4>, v: Tensor<4>, mask: Tensor<4>) -> Tensor<4> {
     softmax(q.matmul(k.swap_dims(2, 3)) + mask, 3).matmul(v)
@@ -10,6 +10,10 @@ pub(super) fn attention(q: Tensor<4>, k: Tensor<4>, v: Tensor<4>, mask: Tensor<4
 pub(super) fn rms_norm(x: Tensor<3>, gain: Tensor<1>, epsilon: f64) -> Tensor<3> {
     let rms = (x.clone().square().mean_dim(2) + epsilon).sqrt();
     x / rms * gain.unsqueeze()
+}
+
+pub(super) fn swiglu(gate: Tensor<3>, up: Tensor<3>) -> Tensor<3> {
+    silu(gate) * up
 }
 
 pub(super) fn rotate(x: Tensor<4>, cos: Tensor<4>, sin: Tensor<4>) -> Tensor<4> {

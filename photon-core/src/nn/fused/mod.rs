@@ -2,19 +2,27 @@
 //!
 //! Autodiff derives the gradient of a composed softmax, norm or rotation step by step, and every step is a pass over
 //! memory; on a CPU those passes cost as much as the matrix products. Each operation here runs on any backend by that
-//! backend's own operations. `composed.rs` holds the plain versions, which the tests compare with.
+//! backend's own operations ([`kernels`]); the CPU has loops of its own (`native`), which do in one pass what tensors do
+//! in several, and in place where nobody looks. `composed.rs` holds the plain versions, which the tests compare with.
 
 mod attention;
 #[cfg(test)]
 mod composed;
+pub mod kernels;
+mod native;
 mod rms_norm;
 mod rotate;
+pub mod span_attention;
+mod swiglu;
 
 use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
 use burn::backend::tensor::FloatTensor;
-use burn::backend::{Autodiff, Backend, Dispatch, Flex, backend_extension};
+use burn::backend::{Autodiff, Backend, Dispatch, DispatchDevice, Flex, backend_extension};
 use burn::nn::RmsNorm;
-use burn::tensor::Tensor;
+use burn::tensor::{DType, Device, IndexingUpdateOp, Int, Tensor};
+
+use self::kernels::Kernels;
+pub use self::native::AdamWUpdate;
 
 /// The operations, as backends see them.
 #[backend_extension(Flex, Autodiff, Cube: cfg(any(feature = "cuda", feature = "wgpu")))]
@@ -30,22 +38,40 @@ pub trait FusedOps: Backend {
     }
 
     /// See [`rms_norm`].
-    fn fused_rms_norm(x: FloatTensor<Self>, gain: FloatTensor<Self>, epsilon: f64) -> FloatTensor<Self> {
-        rms_norm::forward::<Self>(x, gain, epsilon).out
-    }
+    fn fused_rms_norm(x: FloatTensor<Self>, gain: FloatTensor<Self>, epsilon: f64) -> FloatTensor<Self>;
 
     /// See [`rotate`].
-    fn fused_rotate(x: FloatTensor<Self>, cos: FloatTensor<Self>, sin: FloatTensor<Self>) -> FloatTensor<Self> {
-        rotate::forward::<Self>(x, cos, sin)
-    }
+    fn fused_rotate(x: FloatTensor<Self>, cos: FloatTensor<Self>, sin: FloatTensor<Self>) -> FloatTensor<Self>;
+
+    /// See [`swiglu`].
+    fn fused_swiglu(gate: FloatTensor<Self>, up: FloatTensor<Self>) -> FloatTensor<Self>;
 }
 
-impl FusedOps for Flex {}
+/// A backend without gradients runs the kernels.
+macro_rules! without_gradients {
+    ($backend:ty) => {
+        impl FusedOps for $backend {
+            fn fused_rms_norm(x: FloatTensor<Self>, gain: FloatTensor<Self>, epsilon: f64) -> FloatTensor<Self> {
+                Self::rms_norm(x, gain, epsilon).0
+            }
+
+            fn fused_rotate(x: FloatTensor<Self>, cos: FloatTensor<Self>, sin: FloatTensor<Self>) -> FloatTensor<Self> {
+                Self::rotate(x, cos, sin)
+            }
+
+            fn fused_swiglu(gate: FloatTensor<Self>, up: FloatTensor<Self>) -> FloatTensor<Self> {
+                Self::swiglu(gate, up)
+            }
+        }
+    };
+}
+
+without_gradients!(Flex);
 
 #[cfg(any(feature = "cuda", feature = "wgpu"))]
-impl FusedOps for burn::backend::Cube {}
+without_gradients!(burn::backend::Cube);
 
-impl<B: FusedOps, C: CheckpointStrategy> FusedOps for Autodiff<B, C> {
+impl<B: FusedOps + Kernels, C: CheckpointStrategy> FusedOps for Autodiff<B, C> {
     fn fused_attention(
         q: FloatTensor<Self>,
         k: FloatTensor<Self>,
@@ -61,6 +87,10 @@ impl<B: FusedOps, C: CheckpointStrategy> FusedOps for Autodiff<B, C> {
 
     fn fused_rotate(x: FloatTensor<Self>, cos: FloatTensor<Self>, sin: FloatTensor<Self>) -> FloatTensor<Self> {
         rotate::tracked::<B, C>(x, cos, sin)
+    }
+
+    fn fused_swiglu(gate: FloatTensor<Self>, up: FloatTensor<Self>) -> FloatTensor<Self> {
+        swiglu::tracked::<B, C>(gate, up)
     }
 }
 
@@ -99,10 +129,43 @@ pub fn rotate(x: Tensor<4>, cos: Tensor<4>, sin: Tensor<4>) -> Tensor<4> {
     Tensor::from_dispatch(Dispatch::fused_rotate(x, cos, sin))
 }
 
+/// The cross-entropy of each line of logits, in nats, and the gradient by the logits of their weighted sum.
+///
+/// For tensors without gradients: what comes out is one.
+///
+/// # Shapes
+///
+/// `logits: [n, V]`, `targets, weights: [n, 1] -> [n, 1], [n, V]`
+pub fn cross_entropy(logits: Tensor<2>, targets: Tensor<2, Int>, weights: Tensor<2>) -> (Tensor<2>, Tensor<2>) {
+    if has_kernels(&logits.device(), logits.dtype()) {
+        return native::cross_entropy::cross_entropy(logits, targets, weights);
+    }
+    let shifted = logits.clone() - logits.max_dim(1); // [n, V]
+    let target = shifted.clone().gather(1, targets.clone()); // [n, 1]
+    let exp = shifted.exp();
+    let sum = exp.clone().sum_dim(1);
+    // d nats / d logits = softmax - one_hot(target), each position times its weight
+    let scale = weights.clone() / sum.clone(); // [n, 1]
+    let gradient = (exp * scale).scatter(1, targets, -weights, IndexingUpdateOp::Add);
+    (sum.log() - target, gradient)
+}
+
+/// Whether the CPU's kernels serve tensors of this device and type, gradients or not.
+pub fn has_kernels(device: &Device, dtype: DType) -> bool {
+    dtype == DType::F32 && matches!(device.clone().inner().as_dispatch(), DispatchDevice::Flex(_))
+}
+
+/// `silu(gate) * up`, any two tensors of one shape.
+pub fn swiglu(gate: Tensor<3>, up: Tensor<3>) -> Tensor<3> {
+    Tensor::from_dispatch(Dispatch::fused_swiglu(gate.into_dispatch(), up.into_dispatch()))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use burn::tensor::{Device, Distribution};
+    use burn::backend::flex::FlexTensor;
+    use burn::backend::ops::FloatTensorOps;
+    use burn::tensor::Distribution;
 
     fn random<const D: usize>(shape: [usize; D]) -> Tensor<D> {
         Tensor::random(shape, Distribution::Normal(0.0, 1.0), &Device::flex().autodiff()).require_grad()
@@ -137,6 +200,45 @@ mod tests {
         let fused = rms_norm(x.clone().reshape([2, 3, 6]), gain.clone().reshape([6]), 1e-5);
         let composed = composed::rms_norm(x.clone().reshape([2, 3, 6]), gain.clone().reshape([6]), 1e-5);
         assert_equal(fused, composed, &[("x", x), ("gain", gain)]);
+    }
+
+    #[test]
+    fn swiglu_equals_the_composed_one() {
+        let (gate, up) = (random([1, 2, 3, 37]) * 3.0, random([1, 2, 3, 37]));
+        let (gate, up) = (gate.detach().require_grad(), up);
+        let fused = swiglu(gate.clone().reshape([2, 3, 37]), up.clone().reshape([2, 3, 37]));
+        let composed = composed::swiglu(gate.clone().reshape([2, 3, 37]), up.clone().reshape([2, 3, 37]));
+        assert_equal(fused, composed, &[("gate", gate), ("up", up)]);
+    }
+
+    /// The CPU's kernels compute what the stock passes compute, forward and backward.
+    #[test]
+    fn kernels_of_the_cpu_equal_the_stock_ones() {
+        fn close<const N: usize>(native: [FlexTensor; N], stock: [FlexTensor; N]) {
+            for (native, stock) in native.into_iter().zip(stock) {
+                assert_eq!(native.layout().shape(), stock.layout().shape());
+                let [native, stock] = [native, stock].map(|x| x.into_data().try_into_vec::<f32>().unwrap());
+                assert!(native.iter().zip(&stock).all(|(a, b)| (a - b).abs() < 1e-5), "{native:?}\n{stock:?}");
+            }
+        }
+        let plain = |shape: [usize; 3]| -> FlexTensor {
+            random(shape).inner().try_into_primitive::<Flex>().expect("a tensor of the CPU backend")
+        };
+        // Lines that vectors do not divide, and more of them than one thread takes at a time.
+        let (x, gain, d_out) = (plain([3, 400, 37]), plain([1, 1, 37]), plain([3, 400, 37]));
+        let (out, scale) = Flex::rms_norm(x.clone(), gain.clone(), 1e-5);
+        let (stock_out, stock_scale) = kernels::stock::rms_norm::<Flex>(x.clone(), gain.clone(), 1e-5);
+        close([out, scale.clone()], [stock_out, stock_scale]);
+        let (d_x, d_gain) = Flex::rms_norm_backward(x.clone(), gain.clone(), scale.clone(), d_out.clone());
+        let stock = kernels::stock::rms_norm_backward::<Flex>(x.clone(), gain, scale, d_out.clone());
+        close([d_x], [stock.0]);
+        let relative = |x: FlexTensor| Flex::float_div_scalar(x, 100.0.into());
+        close([relative(d_gain)], [relative(stock.1)]);
+        let up = plain([3, 400, 37]);
+        close([Flex::swiglu(x.clone(), up.clone())], [kernels::stock::swiglu::<Flex>(x.clone(), up.clone())]);
+        let (d_gate, d_up) = Flex::swiglu_backward(x.clone(), up.clone(), d_out.clone());
+        let stock = kernels::stock::swiglu_backward::<Flex>(x, up, d_out);
+        close([d_gate, d_up], [stock.0, stock.1]);
     }
 
     #[test]

@@ -1,0 +1,133 @@
+"""Training speed and memory of photon and flat, here and in PyTorch, taking turns on one machine.
+
+    cargo build --release && cargo build --release --example logits
+    python experiments/training-speed/run.py --threads 2          # speed, memory, growth; writes results.json
+    python experiments/training-speed/run.py --check CHECKPOINT   # do both sides give the same logits?
+
+Needs Linux, Python 3.11 and torch 2.5 or later, and an otherwise idle machine. Every number comes from a process of its
+own; peak memory is what the system reports of the process (with the 2048 x 2048 matrices of photon's matmul
+benchmark, 50 MB). Medians over `--rounds` go into a Markdown table, every run into results.json.
+"""
+
+import argparse
+import json
+import os
+import platform
+import random
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).parent
+ROOT = HERE.parent.parent
+FLAT = "configs/model/flat-small.toml"
+PHOTON = "configs/model/photon-3l-small.toml"
+WINDOW = ["--set", "stack.attention={ window = { units = 256 } }"]
+TOLERANCE = 1e-4
+
+
+def run(command: list[str]) -> tuple[dict, int]:
+    """The JSON that a command prints, and its peak memory in bytes."""
+    print(" ".join(command), file=sys.stderr)
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    output = process.stdout.read()
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode != 0:
+        raise RuntimeError(f"{command} ended with {process.returncode}")
+    return json.loads(output), usage.ru_maxrss * 1024
+
+
+def ours(args: argparse.Namespace, config: str, batch: int, seq_len: int, steps: int, *extra: str) -> dict:
+    report, peak = run([str(args.binaries / "photon-train"), "bench", config, "--batch-size", str(batch), "--seq-len",
+                        str(seq_len), "--steps", str(steps), "--device", "cpu", "--format", "json", *extra])
+    keys = ("training_tokens_per_sec", "matmul_gflops", "training_mfu", "training_flops_per_token", "parameters",
+            "commit")
+    return {key: report[key] for key in keys} | {"peak_bytes": peak}
+
+
+def torch(args: argparse.Namespace, script: Path, config: str, batch: int, seq_len: int, steps: int, *extra) -> dict:
+    report, peak = run([sys.executable, str(script), config, "--threads", str(args.threads), "--batch-size",
+                        str(batch), "--seq-len", str(seq_len), "--steps", str(steps), *extra])
+    return {"training_tokens_per_sec": report["training_tokens_per_sec"], "peak_bytes": peak}
+
+
+def check(args: argparse.Namespace) -> None:
+    """Compares the logits of a checkpoint for sequences of several lengths."""
+    worst = 0.0
+    for n_tokens in (1, 5, 64, 333):
+        token_ids = ",".join(str(random.Random(n_tokens + i).randrange(256)) for i in range(n_tokens))
+        here, _ = run([str(args.binaries / "examples" / "logits"), args.check, token_ids])
+        there, _ = run([sys.executable, str(HERE / "photon_torch.py"), args.check, "--logits", token_ids])
+        pairs = ((a, b) for row, other in zip(here, there, strict=True) for a, b in zip(row, other, strict=True))
+        worst = max(worst, max(abs(a - b) for a, b in pairs))
+    print(f"largest difference of logits: {worst:.2e}")
+    sys.exit(worst > TOLERANCE)
+
+
+def row(name: str, results: list[dict]) -> str:
+    rates = [result["training_tokens_per_sec"] for result in results]
+    peak = statistics.median(result["peak_bytes"] for result in results)
+    return f"| {name} | {statistics.median(rates):.0f} | {min(rates):.0f} to {max(rates):.0f} | {peak / 2**20:.0f} |"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--batch-size", type=int, default=8)
+    parser.add_argument("--seq-len", type=int, default=256)
+    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--lengths", type=int, nargs="*", default=[512, 2048, 8192, 32768, 65536])
+    parser.add_argument("--binaries", type=Path, default=ROOT / "target" / "release")
+    parser.add_argument("--check", metavar="CHECKPOINT", help="only compare logits")
+    args = parser.parse_args()
+    if args.check:
+        check(args)
+
+    flat_torch = HERE.parent / "speed-vs-pytorch" / "flat_torch.py"
+    at = (args.batch_size, args.seq_len, args.steps)
+    sides = {
+        "flat-small, photon": lambda: ours(args, FLAT, *at),
+        "flat-small, PyTorch": lambda: torch(args, flat_torch, FLAT, *at, "--decode-tokens", "1"),
+        "photon-3l-small, photon": lambda: ours(args, PHOTON, *at),
+        "photon-3l-small, PyTorch": lambda: torch(args, HERE / "photon_torch.py", PHOTON, *at),
+    }
+    speed: dict[str, list[dict]] = {name: [] for name in sides}
+    for _ in range(args.rounds):
+        for name, side in sides.items():
+            speed[name].append(side())
+    print("| | training tokens/s | from to | peak memory, MiB |\n|---|---:|---:|---:|")
+    for name, results in speed.items():
+        print(row(name, results))
+
+    # One row of the batch, so that only its length grows.
+    growing = {
+        "photon-3l-small, photon": lambda n: ours(args, PHOTON, 1, n, 2, "--warmup-steps", "1"),
+        "flat-small with a window of 256, photon": lambda n: ours(
+            args, FLAT, 1, n, 2, "--warmup-steps", "1", *WINDOW
+        ),
+        "photon-3l-small, PyTorch": lambda n: torch(
+            args, HERE / "photon_torch.py", PHOTON, 1, n, 2, "--warmup", "1"
+        ),
+    }
+    growth = {name: {n: side(n) for n in args.lengths} for name, side in growing.items()}
+    print("\n| batch 1, T = | " + " | ".join(map(str, args.lengths)) + " |\n|---|" + "---:|" * len(args.lengths))
+    for name, results in growth.items():
+        rates = " | ".join(f"{result['training_tokens_per_sec']:.0f}" for result in results.values())
+        peaks = " | ".join(f"{result['peak_bytes'] / 2**20:.0f}" for result in results.values())
+        print(f"| {name}, tokens/s | {rates} |\n| the same, peak MiB | {peaks} |")
+
+    settings = {key: value for key, value in vars(args).items() if key not in ("binaries", "check")}
+    facts = {"cpu": cpu_name(), "settings": settings, "speed": speed, "growth": growth}
+    (HERE / "results.json").write_text(json.dumps(facts, indent=1) + "\n")
+
+
+def cpu_name() -> str:
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
+if __name__ == "__main__":
+    main()

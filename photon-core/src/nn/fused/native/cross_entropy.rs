@@ -1,0 +1,62 @@
+//! Cross-entropies and their gradients by the logits, in place of the logits.
+
+use burn::backend::Flex;
+use burn::tensor::{Int, Tensor, TensorData};
+use pulp::{Simd, WithSimd};
+use rayon::prelude::*;
+
+use super::attention_blocks::powers;
+use super::{PIECE, contiguous, numbers, numbers_mut};
+use crate::cache::vectorized::vectorized;
+
+/// The cross-entropy of each line, and the gradient by its logits of what it adds to the loss by its weight.
+///
+/// # Shapes
+///
+/// `logits: [n, V]`, `targets, weights: [n, 1] -> [n, 1], [n, V]`
+pub(crate) fn cross_entropy(logits: Tensor<2>, targets: Tensor<2, Int>, weights: Tensor<2>) -> (Tensor<2>, Tensor<2>) {
+    const BACKEND: &str = "a tensor of the CPU backend";
+    let [n_lines, vocab_size] = logits.dims();
+    let device = logits.device();
+    let targets: Vec<i64> = targets.try_into_vec_as().expect("targets are whole numbers");
+    let mut logits = contiguous(logits.try_into_primitive::<Flex>().expect(BACKEND));
+    let weights = contiguous(weights.try_into_primitive::<Flex>().expect(BACKEND));
+    let n_at_once = (PIECE / vocab_size).max(1);
+    let mut nats = vec![0.0; n_lines];
+    let pieces = targets.par_chunks(n_at_once).zip(numbers(&weights).par_chunks(n_at_once));
+    numbers_mut(&mut logits)
+        .par_chunks_mut(n_at_once * vocab_size)
+        .zip(nats.par_chunks_mut(n_at_once))
+        .zip(pieces)
+        .for_each(|((lines, nats), (targets, weights))| {
+            vectorized(Piece { vocab_size, lines, nats, targets, weights })
+        });
+    (Tensor::from_data(TensorData::new(nats, [n_lines, 1]), &device), Tensor::from_primitive::<Flex>(logits))
+}
+
+struct Piece<'a> {
+    vocab_size: usize,
+    /// First logits, then their gradients.
+    lines: &'a mut [f32],
+    nats: &'a mut [f32],
+    targets: &'a [i64],
+    weights: &'a [f32],
+}
+
+impl WithSimd for Piece<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) {
+        let lines = self.lines.chunks_exact_mut(self.vocab_size).zip(self.nats);
+        for ((line, nats), (&target, &weight)) in lines.zip(self.targets.iter().zip(self.weights)) {
+            let logit = line[target as usize];
+            let (largest, sum) = powers(simd, line, f32::NEG_INFINITY);
+            *nats = sum.ln() + (largest - logit);
+            // softmax - one_hot(target)
+            let share = weight / sum;
+            line.iter_mut().for_each(|power| *power *= share);
+            line[target as usize] -= weight;
+        }
+    }
+}
