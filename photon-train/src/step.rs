@@ -55,7 +55,7 @@ impl Learner {
 
     /// Learns from a batch. Where the gradient is not finite the weights stay as they are.
     pub fn learn(&mut self, model: Model, batch: &Batch, learning_rate: f64) -> (Model, Update) {
-        let objective = Objective::new(&model.config(), self.alpha, &batch.lens);
+        let objective = Objective::of_places(&model.config(), self.alpha, &batch.is_real(), batch.rows());
         let result = self.replicas.gradients(&model, &objective, &batch.split(self.micro_batch_size));
         let (grads, gradient_norm) = clip_global_norm(&model, result.grads, self.clip_norm);
         let update = Update {

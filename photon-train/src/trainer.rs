@@ -13,7 +13,7 @@ use photon_core::tokenizer::Tokenizer;
 use serde::Serialize;
 
 use crate::config::RunConfig;
-use crate::data::{BatchSource, Prepared, TokenStore};
+use crate::data::{BatchLoader, BatchSource, Prepared, TokenStore};
 use crate::eval::{Evaluation, evaluate};
 use crate::record::{Existing, RecordError, RunFolder};
 use crate::replicas::{Replicas, divide, without_gradients};
@@ -162,6 +162,7 @@ pub fn train(
 ) -> Result<Outcome, TrainError> {
     let train = &config.train;
     check_vocabulary(config, tokenizer)?;
+    let data = data.packed_for(config.model.meta_chunk_tokens());
     let (n_replicas, micro_batch_size) = divide(train.batch_size, train.replicas, train.micro_batch_size, device.name);
     let mut model = Model::new(&config.model, train.seed, &device.device.clone().autodiff());
     let facts = RunFacts {
@@ -185,8 +186,9 @@ pub fn train(
         folder: RunFolder::create(place.folder, place.existing, &config.to_toml(), &facts)?,
         best_bits_per_byte: f64::INFINITY,
     };
-    let bytes_per_token = data.train.text_bytes() as f64 / data.train.len() as f64;
-    let source = BatchSource::new(Arc::new(data.train), train.seq_len, train.batch_size, train.seed);
+    let bytes_per_token = data.train.bytes_per_token();
+    let source = Arc::new(BatchSource::new(Arc::new(data.train), train.seq_len, train.batch_size, train.seed));
+    let mut batches = BatchLoader::start(&source, 0, 1);
     let mut tokens = 0;
     let mut last = trainer.evaluate(&model, 0, place.observer)?;
     let mut steps_done = 0;
@@ -195,7 +197,7 @@ pub fn train(
             break;
         }
         let started = Instant::now();
-        let batch = source.batch(step);
+        let batch = batches.next_batch();
         let learning_rate = learning_rate(&train.optimizer, step, train.steps);
         let update;
         (model, update) = trainer.learner.learn(model, &batch, learning_rate);

@@ -42,8 +42,7 @@ impl Run {
 
     fn data(&self) -> Prepared {
         let cache = self.folder.path().join("tokens");
-        prepare(&self.config.train.data, &Tokenizer::bytes(), &cache, self.config.train.seq_len, &mut |_, _| {})
-            .unwrap()
+        prepare(&self.config.train.data, &Tokenizer::bytes(), &cache, self.config.train.seq_len, &|_| {}).unwrap()
     }
 
     fn train_watched(&self, stop: &AtomicBool, observer: &mut dyn Observer) -> Result<Outcome, TrainError> {
