@@ -102,26 +102,44 @@ pub struct LossParts {
 }
 
 impl Objective {
-    /// The objective of a batch whose rows hold `row_tokens` real tokens each.
+    /// The objective of a batch whose rows hold `row_tokens` real tokens each, before any padding.
     pub fn new(config: &ModelConfig, alpha: f64, row_tokens: &[usize]) -> Self {
+        let longest = row_tokens.iter().copied().max().unwrap_or(0);
+        Self::of_places(config, alpha, &row_mask(row_tokens, longest), row_tokens.len())
+    }
+
+    /// The objective of a batch of `rows` equal rows, of whose places `is_real` says which hold a token that counts.
+    ///
+    /// Padding may stand anywhere; a unit counts when all its tokens do.
+    pub fn of_places(config: &ModelConfig, alpha: f64, is_real: &[bool], rows: usize) -> Self {
+        let row_len = is_real.len() / rows.max(1);
+        let n_real = |mask: Vec<bool>| mask.into_iter().filter(|&is_real| is_real).count();
         let n_units = match config {
-            ModelConfig::Photon(config) => {
-                (1..config.n_levels()).map(|level| row_tokens.iter().map(|n| n / config.tokens_per_unit(level)).sum())
-            }
-            .collect(),
+            ModelConfig::Photon(config) => (1..config.n_levels())
+                .map(|level| {
+                    let unit_tokens = config.tokens_per_unit(level);
+                    n_real(whole_units(is_real, row_len, unit_tokens, row_len / unit_tokens))
+                })
+                .collect(),
             ModelConfig::Flat(_) => Vec::new(),
         };
-        Self { alpha, n_tokens: row_tokens.iter().sum(), n_units }
+        Self { alpha, n_tokens: n_real(is_real.to_vec()), n_units }
     }
 
     /// The share of `token_ids [B, T]`, whose rows are right-padded from `row_tokens[row]` on.
     pub fn loss(&self, model: &Model, token_ids: Tensor<2, Int>, row_tokens: &[usize]) -> LossParts {
+        let is_real = row_mask(row_tokens, token_ids.dims()[1]);
+        self.loss_of_places(model, token_ids, &is_real)
+    }
+
+    /// The share of `token_ids [B, T]`, of which those count that `is_real [B * T]` says.
+    pub fn loss_of_places(&self, model: &Model, token_ids: Tensor<2, Int>, is_real: &[bool]) -> LossParts {
         let [batch, n_tokens] = token_ids.dims();
         let device = token_ids.device();
         let hidden = model.hidden(token_ids.clone());
         let d_model = hidden.tokens.dims()[2];
         let share = 1.0 / self.n_tokens as f32;
-        let weights = row_mask(row_tokens, n_tokens).into_iter().map(|real| if real { share } else { 0.0 }).collect();
+        let weights = is_real.iter().map(|&real| if real { share } else { 0.0 }).collect();
         let weights = Tensor::from_data(TensorData::new::<f32, _>(weights, [batch * n_tokens]), &device);
         let cross_entropy = cross_entropy(
             hidden.tokens.reshape([batch * n_tokens, d_model]),
@@ -132,7 +150,7 @@ impl Objective {
         let mut reconstruction = cross_entropy.zeros_like();
         if let (Some(config), true) = (model.hierarchy(), self.alpha > 0.0) {
             for level in hidden.reconstructions {
-                reconstruction = reconstruction + self.distance(config, level, row_tokens);
+                reconstruction = reconstruction + self.distance(config, level, is_real, n_tokens);
             }
         }
         let total = match self.alpha > 0.0 {
@@ -143,16 +161,24 @@ impl Objective {
     }
 
     /// `1 - cos` between what was emitted and what it stood for, over whole units, `[1]`.
-    fn distance(&self, config: &PhotonConfig, level: Reconstruction, row_tokens: &[usize]) -> Tensor<1> {
+    fn distance(&self, config: &PhotonConfig, level: Reconstruction, is_real: &[bool], row_len: usize) -> Tensor<1> {
         let n_units = self.n_units[level.level - 1];
         let [batch, n_padded, _] = level.emitted.dims();
         let cosine = cosine_similarity(level.emitted, level.latents.detach()); // [B, M]
-        let row_units: Vec<usize> = row_tokens.iter().map(|n| n / config.tokens_per_unit(level.level)).collect();
         let share = 1.0 / n_units.max(1) as f32;
-        let mask = row_mask(&row_units, n_padded).into_iter().map(|real| if real { share } else { 0.0 }).collect();
+        let whole = whole_units(is_real, row_len, config.tokens_per_unit(level.level), n_padded);
+        let mask = whole.into_iter().map(|whole| if whole { share } else { 0.0 }).collect();
         let mask = Tensor::from_data(TensorData::new::<f32, _>(mask, [batch, n_padded]), &cosine.device());
         ((cosine.neg() + 1.0) * mask).sum()
     }
+}
+
+/// Whether all tokens of each unit of `unit_tokens` count: `n_units` for each row, none past its end.
+fn whole_units(is_real: &[bool], row_len: usize, unit_tokens: usize, n_units: usize) -> Vec<bool> {
+    let is_whole = |row: &[bool], unit: usize| {
+        row.get(unit * unit_tokens..(unit + 1) * unit_tokens).is_some_and(|places| places.iter().all(|&real| real))
+    };
+    is_real.chunks(row_len.max(1)).flat_map(|row| (0..n_units).map(move |unit| is_whole(row, unit))).collect()
 }
 
 /// True for the first `row_lens[row]` of `len` places in each row, row after row.

@@ -7,7 +7,7 @@ use photon_core::config_file::{self, ConfigFileError};
 use serde::{Deserialize, Serialize};
 use toml::{Table, Value};
 
-use crate::data::{DataConfig, DataError};
+use crate::data::{DataConfig, DataError, Packing};
 use crate::guard::GuardConfig;
 
 /// A whole run.
@@ -217,16 +217,22 @@ impl RunConfig {
                 fix: "is shorter than the product of the chunk lengths: one unit of the top level would never be whole",
             });
         }
+        let chunk_tokens = model.meta_chunk_tokens();
+        if train.data.packing == Packing::Documents && !train.seq_len.is_multiple_of(chunk_tokens) {
+            return Err(RunConfigError::Rule {
+                path: path.into(),
+                key: "seq_len",
+                value: train.seq_len.to_string(),
+                fix: "must be a multiple of the product of the chunk lengths where data.packing = \"documents\"",
+            });
+        }
         train.data.validate().map_err(|source| RunConfigError::Data { path: path.into(), source })?;
         // Absolute, so that the resolved config means the same wherever it is kept.
         let absolute =
             std::path::absolute(path).map_err(|source| ConfigFileError::Read { path: path.into(), source })?;
         let folder = absolute.parent().unwrap_or(Path::new(""));
         let beside = |text: &mut String| *text = folder.join(&*text).to_string_lossy().into_owned();
-        train.data.paths.iter_mut().for_each(beside);
-        if let crate::data::HeldOut::Paths { paths } = &mut train.data.held_out {
-            paths.iter_mut().for_each(beside);
-        }
+        train.data.for_each_path(beside);
         if train.tokenizer != "bytes" {
             beside(&mut train.tokenizer);
         }
@@ -339,6 +345,7 @@ mod tests {
         assert!(message("optimizer.lr=4").contains("at `optimizer"), "{}", message("optimizer.lr=4"));
         assert!(message("seq_len=1").contains("seq_len = 1: must be at least 2"));
         assert!(message("model.stack.n_heads=3").contains("stack.n_heads = 3: must divide"));
+        assert!(message("batch_size=0").contains("batch_size = 0"));
         assert!(message("batch_size=two").contains("at `batch_size`"));
     }
 }

@@ -71,8 +71,7 @@ fn add(a: Vec<(f64, usize)>, b: Vec<(f64, usize)>) -> Vec<(f64, usize)> {
 
 /// The tokens of a batch without its padding.
 fn real_tokens(batch: &Batch) -> impl Iterator<Item = u32> {
-    let rows = batch.token_ids.chunks(batch.seq_len());
-    rows.zip(&batch.lens).flat_map(|(row, &len)| row[..len].iter().copied())
+    batch.token_ids.iter().zip(batch.is_real()).filter_map(|(&id, is_real)| is_real.then_some(id))
 }
 
 /// Nats and tokens of each slot.
@@ -85,11 +84,9 @@ fn slot_sums(model: &Model, batch: &Batch, n_slots: usize) -> Vec<(f64, usize)> 
     let nats = token_nats(hidden.reshape([n, d_model]), model.head().weight.val(), token_ids.reshape([n]));
     let nats: Vec<f32> = nats.try_into_vec_as().expect("nats are f32");
     let mut slots = vec![(0.0, 0); n_slots];
-    for (row, &len) in batch.lens.iter().enumerate() {
-        for (position, &nats) in nats[row * seq_len..row * seq_len + len].iter().enumerate() {
-            let slot = &mut slots[position % n_slots];
-            *slot = (slot.0 + f64::from(nats), slot.1 + 1);
-        }
+    for (place, (nats, _)) in nats.into_iter().zip(batch.is_real()).enumerate().filter(|(_, (_, is_real))| *is_real) {
+        let slot = &mut slots[place % seq_len % n_slots];
+        *slot = (slot.0 + f64::from(nats), slot.1 + 1);
     }
     slots
 }

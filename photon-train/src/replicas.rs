@@ -48,7 +48,7 @@ impl Replicas {
     pub fn gradients(&self, model: &Model, objective: &Objective, micro_batches: &[Batch]) -> BatchGradients {
         let shares = self.map(model, micro_batches, |model, share| {
             let parts = share.iter().map(|batch| {
-                let loss = objective.loss(model, batch_ids(batch, model), &batch.lens);
+                let loss = objective.loss_of_places(model, batch_ids(batch, model), &batch.is_real());
                 let grads = GradientsParams::from_grads(loss.total.backward(), model);
                 // Read after the backward pass is under way: a read waits for the device.
                 let values = Tensor::cat(vec![loss.cross_entropy, loss.reconstruction], 0);

@@ -194,7 +194,7 @@ impl Setting<'_> {
             replicas,
             micro_batch_size,
             tokenizer: self.tokenizer.fingerprint().into(),
-            data: self.data.fingerprint.clone(),
+            data: self.data.report.content_hash.clone(),
             version: env!("CARGO_PKG_VERSION").into(),
             commit: photon_core::BUILD_COMMIT.into(),
         }

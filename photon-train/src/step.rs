@@ -79,7 +79,7 @@ impl Learner {
 
     /// The gradients of a batch, clipped together.
     pub fn gradients(&self, model: &Model, batch: &Batch) -> Gradients {
-        let objective = Objective::new(&model.config(), self.alpha, &batch.lens);
+        let objective = Objective::of_places(&model.config(), self.alpha, &batch.is_real(), batch.rows());
         let result = self.replicas.gradients(model, &objective, &batch.split(self.micro_batch_size));
         let (grads, gradient_norm) = clip_global_norm(model, result.grads, self.clip_norm);
         let update = Update {

@@ -13,7 +13,7 @@ use photon_core::tokenizer::Tokenizer;
 use crate::average::Average;
 use crate::checkpoint::{Best, Contents, Measured, TrainState, TrainingCheckpointError};
 use crate::config::RunConfig;
-use crate::data::{BatchSource, Prepared, TokenStore};
+use crate::data::{BatchLoader, BatchSource, Prepared, TokenStore};
 use crate::eval::evaluate;
 use crate::guard::SkipReason;
 use crate::parameters::parts_with_bad_gradients;
@@ -79,7 +79,7 @@ struct Trainer<'a> {
     config: &'a RunConfig,
     tokenizer: &'a Tokenizer,
     valid: &'a TokenStore,
-    source: BatchSource,
+    batches: BatchLoader,
     bytes_per_token: f64,
     learner: Learner,
     average: Option<Average>,
@@ -103,16 +103,19 @@ pub fn train(
     place: RunPlace,
 ) -> Result<Outcome, TrainError> {
     check_vocabulary(config, tokenizer)?;
+    let data = data.packed_for(config.model.meta_chunk_tokens());
     let setting = Setting { config, tokenizer, data: &data, device };
     let Start { model, average, learner, folder, state } =
         start(&setting, Claim::new(place.folder)?, place.existing, place.observer)?;
     let train = &config.train;
+    let bytes_per_token = data.train.bytes_per_token();
+    let source = BatchSource::new(Arc::new(data.train), train.seq_len, train.batch_size, train.seed);
     let trainer = Trainer {
         config,
         tokenizer,
         valid: &data.valid,
-        bytes_per_token: data.train.text_bytes() as f64 / data.train.len() as f64,
-        source: BatchSource::new(Arc::new(data.train), train.seq_len, train.batch_size, train.seed),
+        bytes_per_token,
+        batches: BatchLoader::start(&Arc::new(source), state.step, 1),
         learner,
         average,
         folder,
@@ -170,7 +173,7 @@ impl Trainer<'_> {
     fn step(&mut self, model: Model) -> Result<Model, TrainError> {
         let started = Instant::now();
         let train = &self.config.train;
-        let batch = self.source.batch(self.state.step);
+        let batch = self.batches.next_batch();
         let learning_rate = learning_rate(&train.optimizer, self.state.step, train.steps);
         let gradients = self.learner.gradients(&model, &batch);
         self.state.step += 1;
@@ -238,6 +241,7 @@ impl Trainer<'_> {
             ("train/gradient_norm", report.gradient_norm),
             ("train/learning_rate", report.learning_rate),
             ("train/tokens_per_sec", report.tokens_per_sec),
+            ("train/data_wait_share", self.batches.wait_share()),
         ] {
             self.folder.scalar(tag, value, report.step)?;
         }

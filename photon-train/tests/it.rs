@@ -9,7 +9,7 @@ use std::process::Command;
 fn help_names_every_command() {
     let output = Command::new(env!("CARGO_BIN_EXE_photon-train")).arg("--help").output().unwrap();
     let help = String::from_utf8(output.stdout).unwrap();
-    for command in ["run", "eval", "bench", "info", "tokenizer", "import-llama"] {
+    for command in ["run", "prepare", "eval", "bench", "info", "tokenizer", "import-llama"] {
         assert!(help.contains(&format!("\n  {command} ")), "{command} is not in:\n{help}");
         assert!(help.contains(&format!("\n  photon-train {command} ")), "no example of {command} in:\n{help}");
     }

@@ -220,6 +220,40 @@ fn padding_weighs_nothing() {
 }
 
 #[test]
+fn only_real_places_weigh_wherever_the_padding_stands() {
+    let case = photon_case(2, "\"full\"", "\"chunk\"");
+    let model = shaken(&case.config, &Device::flex());
+    let rows = random_rows(2, 24, 25);
+    let token_ids = || ids(&rows, &model.device());
+    let value = |objective: &Objective, is_real: &[bool]| {
+        let parts = objective.loss_of_places(&model, token_ids(), is_real);
+        [parts.cross_entropy, parts.reconstruction].map(Tensor::into_scalar::<f32>)
+    };
+    // Documents that end in the middle of a chunk.
+    let is_real: Vec<bool> = (0..48).map(|place| !matches!(place, 5 | 10..=12 | 30 | 44..)).collect();
+    let hidden = model.hidden(token_ids()).tokens;
+    let d_model = hidden.dims()[2];
+    let nats = loss::token_nats(hidden.reshape([48, d_model]), model.head().weight.val(), token_ids().reshape([48]));
+    let nats: Vec<f32> = nats.try_into_vec_as().unwrap();
+    let real: Vec<f32> = nats.iter().zip(&is_real).filter_map(|(&nats, &is_real)| is_real.then_some(nats)).collect();
+    let expected = real.iter().sum::<f32>() / real.len() as f32;
+    let objective = Objective::of_places(&case.config, 0.3, &is_real, 2);
+    let [cross_entropy, reconstruction] = value(&objective, &is_real);
+    assert!((cross_entropy - expected).abs() < 1e-5, "{cross_entropy} against {expected}");
+    // The units that padding breaks weigh nothing, so the term is another.
+    let whole = [true; 48];
+    let [_, of_all] = value(&Objective::of_places(&case.config, 0.3, &whole, 2), &whole);
+    assert!((reconstruction - of_all).abs() > 1e-4 && reconstruction > 0.0, "{reconstruction} and {of_all}");
+    // Padding at the end is what `new` and `loss` know.
+    let row_tokens = [17, 24];
+    let at_end: Vec<bool> = (0..48).map(|place| place % 24 < row_tokens[place / 24]).collect();
+    let by_lens = Objective::new(&case.config, 0.3, &row_tokens);
+    assert_eq!(by_lens, Objective::of_places(&case.config, 0.3, &at_end, 2));
+    let by_lens: f32 = by_lens.loss(&model, token_ids(), &row_tokens).cross_entropy.into_scalar();
+    assert_eq!(by_lens, value(&Objective::of_places(&case.config, 0.3, &at_end, 2), &at_end)[0]);
+}
+
+#[test]
 fn a_fresh_model_knows_nothing() {
     let config = parse(include_str!("../../configs/model/photon-3l-tiny.toml"));
     let model = Model::new(&config, 0, &Device::flex());

@@ -11,6 +11,7 @@ mod bad_input;
 mod caches;
 mod causality;
 mod commands;
+mod data;
 mod equivalence;
 mod faults;
 mod fidelity;

@@ -105,6 +105,7 @@ fn made_small(name: &str, words: Vec<String>, folder: &Path) -> Vec<String> {
             }
         }
         ("train", "info") => {}
+        ("train", "prepare") => args.set_option("--tokens", &path("tokens")),
         ("train", "tokenizer") => {
             args.replace_first(&text);
             args.set_option("--out", &path("tokenizer.json"));

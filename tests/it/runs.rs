@@ -39,7 +39,7 @@ impl Run {
 
     fn data_of(&self, config: &RunConfig) -> Prepared {
         let cache = self.folder.path().join("tokens");
-        prepare(&config.train.data, &Tokenizer::bytes(), &cache, config.train.seq_len, &mut |_, _| {}).unwrap()
+        prepare(&config.train.data, &Tokenizer::bytes(), &cache, config.train.seq_len, &|_| {}).unwrap()
     }
 
     pub(crate) fn train_watched(&self, stop: &AtomicBool, observer: &mut dyn Observer) -> Result<Outcome, TrainError> {

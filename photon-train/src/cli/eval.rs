@@ -6,11 +6,11 @@ use anyhow::Result;
 use clap::Args;
 use photon_core::checkpoint::Checkpoint;
 use photon_core::device::DeviceChoice;
-use photon_train::data::{build_store, read_corpus};
+use photon_train::data::tokenise_texts;
 use photon_train::eval::evaluate;
 use photon_train::replicas::{Replicas, default_replicas};
 
-use super::{Format, bytes_bar, log, print};
+use super::{Format, log, print, progress::DataProgress};
 
 #[derive(Args)]
 pub(super) struct EvalArgs {
@@ -25,7 +25,7 @@ pub(super) struct EvalArgs {
     /// Look at this many tokens at most, evenly spread.
     #[arg(long, default_value_t = usize::MAX, hide_default_value = true)]
     max_tokens: usize,
-    /// Key of the text in each line of a .jsonl file.
+    /// Key of the text in a line of a .jsonl file, or column of a .parquet file.
     #[arg(long, default_value = "text")]
     text_field: String,
     /// auto, cpu, cuda or wgpu.
@@ -40,16 +40,12 @@ pub(super) fn run(args: &EvalArgs) -> Result<()> {
     anyhow::ensure!(args.seq_len >= 2, "--seq-len {}: must be at least 2", args.seq_len);
     let device = args.device.open()?;
     let checkpoint = Checkpoint::load(&args.checkpoint, &device.device)?;
-    let corpus = read_corpus(&args.text, &args.text_field)?;
-    log(corpus.skipped);
     let folder = tempfile::tempdir()?;
-    let bar = bytes_bar("tokenising");
-    let store =
-        build_store(&corpus.documents, &checkpoint.tokenizer, &folder.path().join("text"), &mut |done, all| {
-            bar.set_length(all);
-            bar.set_position(done);
-        })?;
-    bar.finish_and_clear();
+    let progress = DataProgress::new();
+    let (store, skipped) =
+        tokenise_texts(&args.text, &args.text_field, &checkpoint.tokenizer, folder.path(), &|now| progress.show(now))?;
+    progress.end();
+    log(skipped);
     anyhow::ensure!(store.len() >= 2, "the text has {} tokens, at least 2 are needed", store.len());
     let replicas = Replicas::new(default_replicas(device.name))?;
     let result = evaluate(&checkpoint.model, &checkpoint.tokenizer, &store, args.seq_len, args.max_tokens, &replicas);

@@ -4,11 +4,10 @@ use std::path::PathBuf;
 
 use anyhow::Result;
 use clap::Args;
-use comfy_table::{CellAlignment, Table, presets};
 use photon_core::accounting::{CacheDtype, cache_cost, model_cost};
 use photon_core::config_file;
 
-use super::{Format, print};
+use super::{Format, grouped, print, table};
 
 #[derive(Args)]
 pub(super) struct InfoArgs {
@@ -104,20 +103,4 @@ pub(super) fn run(args: &InfoArgs) -> Result<()> {
         String::new(),
     ]);
     print(cache_table)
-}
-
-fn table(header: &[&str]) -> Table {
-    let mut table = Table::new();
-    table.load_style(presets::ASCII_MARKDOWN);
-    table.set_header(header.to_vec());
-    table.column_iter_mut().skip(1).for_each(|column| column.set_cell_alignment(CellAlignment::Right));
-    table
-}
-
-/// `1234567` as `1 234 567`.
-fn grouped(n: usize) -> String {
-    let digits = n.to_string();
-    let groups: Vec<&str> =
-        digits.as_bytes().rchunks(3).rev().map(|group| std::str::from_utf8(group).unwrap_or_default()).collect();
-    groups.join(" ")
 }

@@ -4,6 +4,8 @@ mod bench;
 mod eval;
 mod import;
 mod info;
+mod prepare;
+mod progress;
 mod run;
 mod tokenizer;
 
@@ -11,6 +13,7 @@ use std::io::{IsTerminal, Write};
 
 use anyhow::Result;
 use clap::{Parser, Subcommand, ValueEnum};
+use comfy_table::{CellAlignment, Table, presets};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 const EXAMPLES: &str = "\
@@ -18,6 +21,7 @@ Examples:
   photon-train run configs/train/quickstart.toml
   photon-train run configs/train/quickstart.toml --set optimizer.learning_rate=3e-4 --out runs/slower
   photon-train run configs/train/quickstart.toml --resume
+  photon-train prepare configs/train/quickstart.toml
   photon-train eval runs/quickstart/checkpoints/best book.txt
   photon-train info configs/model/photon-600m.toml
   photon-train bench configs/model/flat-small.toml
@@ -36,6 +40,8 @@ struct Cli {
 enum Command {
     /// Train a model, from fresh weights or on from a checkpoint.
     Run(run::RunArgs),
+    /// Tokenise the text of a run without training, and show what it holds.
+    Prepare(prepare::PrepareArgs),
     /// Measure how well a checkpoint predicts a text.
     Eval(eval::EvalArgs),
     /// Measure how fast a model trains here.
@@ -59,6 +65,7 @@ enum Format {
 pub(crate) fn run() -> Result<()> {
     match Cli::parse().command {
         Command::Run(args) => run::run(args),
+        Command::Prepare(args) => prepare::run(&args),
         Command::Eval(args) => eval::run(&args),
         Command::Bench(args) => bench::run(&args),
         Command::Info(args) => info::run(&args),
@@ -77,12 +84,6 @@ fn print(line: impl std::fmt::Display) -> Result<()> {
     Ok(writeln!(std::io::stdout(), "{line}")?)
 }
 
-/// A bar over bytes of text, hidden where nobody sees it.
-fn bytes_bar(action: &'static str) -> ProgressBar {
-    let style = "{msg} [{bar:30}] {bytes}/{total_bytes}, {bytes_per_sec}, ETA {eta}";
-    bar(0, style).with_message(action)
-}
-
 fn bar(len: u64, style: &str) -> ProgressBar {
     let target = match std::io::stderr().is_terminal() {
         true => ProgressDrawTarget::stderr_with_hz(4),
@@ -90,4 +91,21 @@ fn bar(len: u64, style: &str) -> ProgressBar {
     };
     let style = ProgressStyle::with_template(style).unwrap_or_else(|_| ProgressStyle::default_bar());
     ProgressBar::with_draw_target(Some(len), target).with_style(style.progress_chars("=> "))
+}
+
+/// A table whose first column is names and whose others are numbers.
+fn table(header: &[&str]) -> Table {
+    let mut table = Table::new();
+    table.load_style(presets::ASCII_MARKDOWN);
+    table.set_header(header.to_vec());
+    table.column_iter_mut().skip(1).for_each(|column| column.set_cell_alignment(CellAlignment::Right));
+    table
+}
+
+/// `1234567` as `1 234 567`.
+fn grouped(n: usize) -> String {
+    let digits = n.to_string();
+    let groups: Vec<&str> =
+        digits.as_bytes().rchunks(3).rev().map(|group| std::str::from_utf8(group).unwrap_or_default()).collect();
+    groups.join(" ")
 }

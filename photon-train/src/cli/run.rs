@@ -16,7 +16,7 @@ use photon_train::record::{Existing, check_free};
 use photon_train::report::{EvalReport, Observer, SkipReport, StepReport};
 use photon_train::trainer::{RunPlace, check_vocabulary, train};
 
-use super::{bar, bytes_bar, log, print};
+use super::{bar, log, print, progress::DataProgress};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -70,14 +70,11 @@ pub(super) fn run(args: RunArgs) -> Result<()> {
     check_vocabulary(&config, &tokenizer)?;
     let device = args.device.open()?;
     let stop = stop_on_interrupt()?;
-    let tokenising = bytes_bar("tokenising");
     // Beside the runs, so that the next run on the same text finds the tokens.
     let cache = out.parent().unwrap_or(Path::new("")).join(".tokens");
-    let data = prepare(&config.train.data, &tokenizer, &cache, config.train.seq_len, &mut |done, total| {
-        tokenising.set_length(total);
-        tokenising.set_position(done);
-    })?;
-    tokenising.finish_and_clear();
+    let progress = DataProgress::new();
+    let data = prepare(&config.train.data, &tokenizer, &cache, config.train.seq_len, &|now| progress.show(now))?;
+    progress.end();
     log(&data.report);
     log(format!("device: {}; run folder: {}", device.name, out.display()));
 

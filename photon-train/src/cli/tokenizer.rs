@@ -10,7 +10,7 @@ use super::{log, print};
 
 #[derive(Args)]
 pub(super) struct TokenizerArgs {
-    /// Files, folders or patterns.
+    /// Files, folders or patterns; .jsonl, .parquet, .gz and .zst are unpacked.
     #[arg(required = true)]
     text: Vec<String>,
     /// Entries of the vocabulary, the 256 bytes and the end-of-document token included.
@@ -19,7 +19,7 @@ pub(super) struct TokenizerArgs {
     /// The file to write.
     #[arg(long, default_value = "tokenizer.json")]
     out: PathBuf,
-    /// Key of the text in each line of a .jsonl file.
+    /// Key of the text in a line of a .jsonl file, or column of a .parquet file.
     #[arg(long, default_value = "text")]
     text_field: String,
 }

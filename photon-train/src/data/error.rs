@@ -1,10 +1,13 @@
 //! What can go wrong between text files and batches.
 
-use std::{io, path::PathBuf};
+use std::{
+    io,
+    path::{Path, PathBuf},
+};
 
 use photon_core::tokenizer::TokenizerError;
 
-use super::Skipped;
+use super::{Skipped, TextFile, format::Packed};
 
 /// Why texts could not be read, split, tokenised or stored.
 #[derive(Debug, thiserror::Error)]
@@ -52,7 +55,7 @@ pub enum DataError {
         skipped: Skipped,
     },
     /// A file named by its path that holds nothing.
-    #[error("{}: the file is empty; take it out of the paths", path.display())]
+    #[error("{}: the file is empty, or nothing in it has text; take it out of the paths", path.display())]
     EmptyFile {
         /// The path given.
         path: PathBuf,
@@ -63,7 +66,7 @@ pub enum DataError {
         /// The path given.
         path: PathBuf,
         /// Offset of the first NUL byte.
-        offset: usize,
+        offset: u64,
     },
     /// A file or folder that cannot be read.
     #[error("cannot read {}: {source}", path.display())]
@@ -73,13 +76,55 @@ pub enum DataError {
         /// What the system said.
         source: io::Error,
     },
+    /// A packed file that is damaged or cut short.
+    #[error(
+        "{}: the {packed} data is damaged or cut short, after {n_bytes} bytes of text ({source}); fetch or pack the \
+         file again",
+        path.display()
+    )]
+    Packed {
+        /// The file.
+        path: PathBuf,
+        /// `gzip` or `zstd`.
+        packed: &'static str,
+        /// Bytes that could be unpacked.
+        n_bytes: u64,
+        /// What is wrong.
+        source: io::Error,
+    },
+    /// A `.parquet` file that is damaged, or a row of it that is no text.
+    #[error("{} at row {row}: {reason}; fetch or write it again", path.display())]
+    Parquet {
+        /// The file.
+        path: PathBuf,
+        /// The row, or a row shortly before, counted from 0.
+        row: u64,
+        /// What is wrong.
+        reason: String,
+    },
+    /// A `.parquet` file without the column.
+    #[error("{}: expected a column `{text_field}` of texts, found {found}; set `text_field`", path.display())]
+    Column {
+        /// The file.
+        path: PathBuf,
+        /// The column.
+        text_field: String,
+        /// What there is instead.
+        found: String,
+    },
+    /// A file that changed while it was read.
+    #[error("{}: the file changed while it was read; start again when nothing writes to it", path.display())]
+    Changed {
+        /// The file.
+        path: PathBuf,
+    },
     /// A line of a `.jsonl` file that holds no document.
     #[error("{} line {line}: expected a JSON object with a string `{text_field}`, found {found}", path.display())]
     JsonLine {
         /// The file.
         path: PathBuf,
         /// The line, counted from 1.
-        line: usize,
+        line: u64,
         /// The key of the text.
         text_field: String,
         /// What stands there instead.
@@ -94,7 +139,7 @@ pub enum DataError {
         /// The document.
         name: String,
         /// Offset in the file of the first byte that is not UTF-8.
-        offset: usize,
+        offset: u64,
     },
     /// The documents cannot be divided as the config asks.
     #[error("nothing can be held out: {found}; {fix}")]
@@ -105,10 +150,10 @@ pub enum DataError {
         fix: &'static str,
     },
     /// A side of the split that does not fill one row.
-    #[error("the {side} text has {found} tokens, expected at least {expected}; {fix}")]
+    #[error("the {side} has {found} tokens, expected at least {expected}; {fix}")]
     TooFewTokens {
-        /// `training` or `held-out`.
-        side: &'static str,
+        /// `training text` or `held-out text`, with its source where there are several.
+        side: String,
         /// Tokens it has.
         found: usize,
         /// Tokens it needs.
@@ -124,10 +169,10 @@ pub enum DataError {
         /// What the system said.
         source: io::Error,
     },
-    /// A token store whose header says something else than expected.
+    /// A shard of tokens, or its manifest, that is not as it was written.
     #[error("{}: {what} is {found}, expected {expected}; delete the file, it is made again", path.display())]
-    Store {
-        /// The store.
+    Shard {
+        /// The file.
         path: PathBuf,
         /// Which property.
         what: &'static str,
@@ -144,5 +189,21 @@ pub enum DataError {
 impl DataError {
     pub(super) fn config(key: &'static str, found: impl ToString, expected: &'static str) -> Self {
         Self::Config { key, found: found.to_string(), expected }
+    }
+
+    pub(super) fn read(path: &Path, source: io::Error) -> Self {
+        Self::Read { path: path.to_owned(), source }
+    }
+
+    /// A file that could not be read on after `n_bytes` unpacked bytes.
+    pub(super) fn unpack(file: &TextFile, n_bytes: u64, source: io::Error) -> Self {
+        let packed = match file.format.packed {
+            // The system's own errors have a number; those of the data have none.
+            _ if source.raw_os_error().is_some() => return Self::read(&file.path, source),
+            Packed::Plain => return Self::read(&file.path, source),
+            Packed::Gzip => "gzip",
+            Packed::Zstd => "zstd",
+        };
+        Self::Packed { path: file.path.clone(), packed, n_bytes, source }
     }
 }

@@ -1,10 +1,22 @@
 //! Trains a tokenizer on a corpus, for the `tokenizer` command.
 
-use std::path::Path;
+use std::{
+    ops::ControlFlow,
+    path::Path,
+    sync::mpsc::{SyncSender, sync_channel},
+    thread,
+};
 
 use photon_core::tokenizer::{Tokenizer, train_bpe};
 
-use super::{DataError, Document, Skipped, read_corpus, store::text_bytes};
+use super::{
+    DataError, Skipped, TextFile,
+    documents::{Notes, read_parts},
+    files::list_files,
+};
+
+/// Texts that wait to be counted, at most.
+const QUEUE: usize = 8;
 
 /// What a tokenizer was trained on.
 #[derive(Clone, Debug)]
@@ -12,7 +24,7 @@ pub struct TokenizerSummary {
     /// The tokenizer, also written to the file.
     pub tokenizer: Tokenizer,
     /// Documents read.
-    pub n_documents: usize,
+    pub n_documents: u64,
     /// Bytes of their text.
     pub text_bytes: u64,
     /// Files passed over.
@@ -21,27 +33,83 @@ pub struct TokenizerSummary {
 
 /// Trains a byte-level BPE tokenizer on the corpus and writes it to `out_path`.
 ///
-/// All text given is used: leave held-out files out of `paths` when the comparison must be strict.
+/// All text given is used: leave held-out files out of `paths` when the comparison must be strict. The text goes through
+/// in pieces; memory is taken by its different words.
 ///
 /// # Errors
-/// As [`read_corpus`] and [`train_bpe`], when a text is not UTF-8 (with its file and offset), and when
-/// the file cannot be written.
+/// As [`train_bpe`], when a file cannot be read, a text is not UTF-8 (with its file and offset), and when the tokenizer
+/// cannot be written.
 pub fn train_tokenizer(
     paths: &[String],
     vocab_size: usize,
     out_path: &Path,
     text_field: &str,
 ) -> Result<TokenizerSummary, DataError> {
-    let corpus = read_corpus(paths, text_field)?;
-    corpus.documents.iter().try_for_each(Document::check_utf8)?;
-    let n_documents = corpus.documents.len();
-    let text_bytes = text_bytes(&corpus.documents);
-    let texts = corpus.documents.into_iter().map(|Document { text, .. }| {
-        String::from_utf8(text).expect("checked above, and line ends are made one within ASCII")
+    let listing = list_files(paths)?;
+    let (sender, texts) = sync_channel(QUEUE);
+    let (read, trained) = thread::scope(|scope| {
+        let files = &listing.files;
+        let reader = scope.spawn(move || Reader { text_field, texts: sender, read: Read::default() }.read_all(files));
+        let trained = train_bpe(texts.into_iter(), vocab_size);
+        (reader.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)), trained)
     });
-    let tokenizer = train_bpe(texts, vocab_size)?;
+    // A training that failed ends the reading too, and says why.
+    let tokenizer = trained?;
+    let read = read?;
+    let skipped = listing.skipped.plus(read.skipped);
+    if read.n_documents == 0 {
+        return Err(DataError::NoText { path: paths.join(", "), skipped });
+    }
     tokenizer.save(out_path)?;
-    Ok(TokenizerSummary { tokenizer, n_documents, text_bytes, skipped: corpus.skipped })
+    Ok(TokenizerSummary { tokenizer, n_documents: read.n_documents, text_bytes: read.text_bytes, skipped })
+}
+
+#[derive(Default)]
+struct Read {
+    n_documents: u64,
+    text_bytes: u64,
+    skipped: Skipped,
+}
+
+struct Reader<'a> {
+    text_field: &'a str,
+    texts: SyncSender<String>,
+    read: Read,
+}
+
+impl Reader<'_> {
+    fn read_all(mut self, files: &[TextFile]) -> Result<Read, DataError> {
+        for file in files {
+            let n_before = self.read.n_documents;
+            match self.read_file(file) {
+                Ok(notes) => self.read.skipped.empty += notes.empty,
+                Err(DataError::Binary { .. }) if !file.is_named => self.read.skipped.binary += 1,
+                Err(error) => return Err(error),
+            }
+            if file.is_named && self.read.n_documents == n_before {
+                return Err(DataError::EmptyFile { path: file.path.clone() });
+            }
+        }
+        Ok(self.read)
+    }
+
+    fn read_file(&mut self, file: &TextFile) -> Result<Notes, DataError> {
+        let notes = read_parts(file, self.text_field, &mut |part| {
+            // What is not UTF-8 is noted by the reading, and is an error below.
+            let Ok(text) = str::from_utf8(part.text) else { return ControlFlow::Continue(()) };
+            self.read.n_documents += u64::from(part.ends_document);
+            self.read.text_bytes += part.text.len() as u64;
+            match self.texts.send(text.to_owned()) {
+                Ok(()) => ControlFlow::Continue(()),
+                // The training failed, and says why.
+                Err(_) => ControlFlow::Break(()),
+            }
+        })?;
+        match notes.not_utf8_at {
+            Some(offset) => Err(DataError::NotUtf8 { name: file.path.display().to_string(), offset }),
+            None => Ok(notes),
+        }
+    }
 }
 
 #[cfg(test)]

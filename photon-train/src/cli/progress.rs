@@ -1,0 +1,73 @@
+//! Shows how far data is prepared: a bar on a terminal, a line now and then elsewhere.
+
+use std::{
+    io::IsTerminal,
+    sync::Mutex,
+    time::{Duration, Instant},
+};
+
+use indicatif::{HumanBytes, HumanDuration, ProgressBar};
+use photon_train::data::{Progress, Stage};
+
+use super::{bar, log};
+
+/// Time between lines where there is no terminal.
+const BETWEEN_LINES: Duration = Duration::from_secs(10);
+
+/// Told of progress from any thread.
+pub(super) struct DataProgress {
+    bar: ProgressBar,
+    lines: Option<Mutex<Lines>>,
+}
+
+/// What was said, where there is no terminal.
+struct Lines {
+    stage: Option<Stage>,
+    began: Instant,
+    last: Instant,
+}
+
+impl DataProgress {
+    pub(super) fn new() -> Self {
+        let now = Instant::now();
+        let style = "{msg} [{bar:30}] {bytes}/{total_bytes}, {bytes_per_sec}, ETA {eta}";
+        let lines = Lines { stage: None, began: now, last: now };
+        Self { bar: bar(0, style), lines: (!std::io::stderr().is_terminal()).then(|| Mutex::new(lines)) }
+    }
+
+    pub(super) fn show(&self, now: Progress) {
+        match &self.lines {
+            Some(lines) => lines.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).show(now),
+            None => {
+                if self.bar.message() != now.stage.to_string() {
+                    self.bar.reset();
+                    self.bar.set_message(now.stage.to_string());
+                }
+                self.bar.set_length(now.total_bytes);
+                self.bar.set_position(now.done_bytes);
+            }
+        }
+    }
+
+    pub(super) fn end(&self) {
+        self.bar.finish_and_clear();
+    }
+}
+
+impl Lines {
+    fn show(&mut self, Progress { stage, done_bytes, total_bytes }: Progress) {
+        let now = Instant::now();
+        if self.stage != Some(stage) {
+            *self = Self { stage: Some(stage), began: now, last: now };
+        }
+        if now - self.last < BETWEEN_LINES {
+            return;
+        }
+        self.last = now;
+        let secs = (now - self.began).as_secs_f64();
+        let per_sec = done_bytes as f64 / secs;
+        let left = Duration::from_secs_f64(total_bytes.saturating_sub(done_bytes) as f64 / per_sec.max(1.0));
+        let (done, total, speed) = (HumanBytes(done_bytes), HumanBytes(total_bytes), HumanBytes(per_sec as u64));
+        log(format!("{stage} {done}/{total}, {speed}/s, ETA {}", HumanDuration(left)));
+    }
+}
