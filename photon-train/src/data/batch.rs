@@ -38,7 +38,7 @@ impl Batch {
             assert!(window.len() <= seq_len, "a window of {} places in a row of {seq_len}", window.len());
             let row = store.row(window);
             let is_real = |&document: &u32| document != NO_DOCUMENT;
-            batch.lens.push(row.documents.iter().rposition(|document| is_real(document)).map_or(0, |last| last + 1));
+            batch.lens.push(row.documents.iter().rposition(is_real).map_or(0, |last| last + 1));
             batch.token_ids.extend(row.token_ids);
             batch.documents.extend(row.documents);
             batch.token_ids.resize(batch.lens.len() * seq_len, PAD_ID);
@@ -134,7 +134,7 @@ mod tests {
     fn padding_between_documents_is_not_real() {
         let folder = tempfile::tempdir().unwrap();
         let store = store_of(&folder, &["ab", "c"]).aligned(4);
-        let batch = Batch::read(&store, &[0..8], 8);
+        let batch = Batch::read(&store, std::slice::from_ref(&(0..8)), 8);
         assert_eq!(batch.lens, [6]);
         assert_eq!(batch.is_real(), [true, true, true, false, true, true, false, false]);
         assert_eq!(batch.n_tokens(), 5);
