@@ -3,8 +3,9 @@
     cargo build --release && cargo build --release --example logits
     python experiments/training-speed/run.py --threads 2          # speed, memory, growth; writes results.json
     python experiments/training-speed/run.py --check CHECKPOINT   # do both sides give the same logits?
+    python experiments/training-speed/run.py --cpu-time           # CPU time of a step, for a machine that is shared
 
-Needs Linux, Python 3.11 and torch 2.5 or later, and an otherwise idle machine. Every number comes from a process of its
+Needs Linux, Python 3.11 and torch 2.5 or later, and an otherwise idle machine (but for --cpu-time). Every number comes from a process of its
 own; peak memory is what the system reports of the process (with the 2048 x 2048 matrices of photon's matmul
 benchmark, 50 MB). Medians over `--rounds` go into a Markdown table, every run into results.json.
 """
@@ -14,6 +15,7 @@ import json
 import os
 import platform
 import random
+import resource
 import statistics
 import subprocess
 import sys
@@ -24,11 +26,20 @@ ROOT = HERE.parent.parent
 FLAT = "configs/model/flat-small.toml"
 PHOTON = "configs/model/photon-3l-small.toml"
 WINDOW = ["--set", "stack.attention={ window = { units = 256 } }"]
+FLAT_TORCH = HERE.parent / "speed-vs-pytorch" / "flat_torch.py"
+# That script always decodes too.
+NO_DECODING = ["--decode-tokens", "1", "--prompt-len", "1"]
 TOLERANCE = 1e-4
 
 
 def run(command: list[str]) -> tuple[dict, int]:
     """The JSON that a command prints, and its peak memory in bytes."""
+    report, usage = measure(command)
+    return report, usage.ru_maxrss * 1024
+
+
+def measure(command: list[str]) -> tuple[dict, resource.struct_rusage]:
+    """The JSON that a command prints, and what the system says of its process."""
     print(" ".join(command), file=sys.stderr)
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
     output = process.stdout.read()
@@ -36,21 +47,54 @@ def run(command: list[str]) -> tuple[dict, int]:
     process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode != 0:
         raise RuntimeError(f"{command} ended with {process.returncode}")
-    return json.loads(output), usage.ru_maxrss * 1024
+    return json.loads(output), usage
 
 
-def ours(args: argparse.Namespace, config: str, batch: int, seq_len: int, steps: int, *extra: str) -> dict:
-    report, peak = run([str(args.binaries / "photon-train"), "bench", config, "--batch-size", str(batch), "--seq-len",
-                        str(seq_len), "--steps", str(steps), "--device", "cpu", "--format", "json", *extra])
+def our_command(args: argparse.Namespace, config: str, batch: int, seq_len: int, steps: int, *extra: str) -> list[str]:
+    return [str(args.binaries / "photon-train"), "bench", config, "--batch-size", str(batch), "--seq-len", str(seq_len),
+            "--steps", str(steps), "--device", "cpu", "--format", "json", *extra]
+
+
+def torch_command(threads: int, script: Path, config: str, batch: int, seq_len: int, steps: int, *extra) -> list[str]:
+    return [sys.executable, str(script), config, "--threads", str(threads), "--batch-size", str(batch), "--seq-len",
+            str(seq_len), "--steps", str(steps), *extra]
+
+
+def ours(args: argparse.Namespace, *rest) -> dict:
+    report, peak = run(our_command(args, *rest))
     keys = ("training_tokens_per_sec", "matmul_gflops", "training_mfu", "training_flops_per_token", "parameters",
             "commit")
     return {key: report[key] for key in keys} | {"peak_bytes": peak}
 
 
-def torch(args: argparse.Namespace, script: Path, config: str, batch: int, seq_len: int, steps: int, *extra) -> dict:
-    report, peak = run([sys.executable, str(script), config, "--threads", str(args.threads), "--batch-size",
-                        str(batch), "--seq-len", str(seq_len), "--steps", str(steps), *extra])
+def torch(args: argparse.Namespace, *rest) -> dict:
+    report, peak = run(torch_command(args.threads, *rest))
     return {"training_tokens_per_sec": report["training_tokens_per_sec"], "peak_bytes": peak}
+
+
+def cpu_time(args: argparse.Namespace) -> None:
+    """CPU time of a step: what further steps add to a process. One thread in PyTorch, whose threads wait busily."""
+    few, many = 1, 1 + args.steps
+    at = (args.batch_size, args.seq_len)
+    photon_torch = HERE / "photon_torch.py"
+    sides = {
+        "flat-small, photon": lambda n: our_command(args, FLAT, *at, n, "--warmup-steps", "0"),
+        "flat-small, PyTorch": lambda n: torch_command(1, FLAT_TORCH, FLAT, *at, n, "--warmup", "0", *NO_DECODING),
+        "photon-3l-small, photon": lambda n: our_command(args, PHOTON, *at, n, "--warmup-steps", "0"),
+        "photon-3l-small, PyTorch": lambda n: torch_command(1, photon_torch, PHOTON, *at, n, "--warmup", "0"),
+    }
+    secs: dict[str, list[float]] = {name: [] for name in sides}
+    for _ in range(args.rounds):
+        for name, command in sides.items():
+            usages = [measure(command(n))[1] for n in (few, many)]
+            spent = [usage.ru_utime + usage.ru_stime for usage in usages]
+            secs[name].append((spent[1] - spent[0]) / args.steps)
+    print("| | CPU ms a step | from to | tokens a CPU second |\n|---|---:|---:|---:|")
+    for name, values in secs.items():
+        median = statistics.median(values)
+        low, high = 1000 * min(values), 1000 * max(values)
+        rate = args.batch_size * args.seq_len / median
+        print(f"| {name} | {1000 * median:.0f} | {low:.0f} to {high:.0f} | {rate:.0f} |")
 
 
 def check(args: argparse.Namespace) -> None:
@@ -81,16 +125,17 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--lengths", type=int, nargs="*", default=[512, 2048, 8192, 32768, 65536])
     parser.add_argument("--binaries", type=Path, default=ROOT / "target" / "release")
+    parser.add_argument("--cpu-time", action="store_true", help="only measure the CPU time of a step")
     parser.add_argument("--check", metavar="CHECKPOINT", help="only compare logits")
     args = parser.parse_args()
     if args.check:
-        check(args)
-
-    flat_torch = HERE.parent / "speed-vs-pytorch" / "flat_torch.py"
+        return check(args)
+    if args.cpu_time:
+        return cpu_time(args)
     at = (args.batch_size, args.seq_len, args.steps)
     sides = {
         "flat-small, photon": lambda: ours(args, FLAT, *at),
-        "flat-small, PyTorch": lambda: torch(args, flat_torch, FLAT, *at, "--decode-tokens", "1"),
+        "flat-small, PyTorch": lambda: torch(args, FLAT_TORCH, FLAT, *at, *NO_DECODING),
         "photon-3l-small, photon": lambda: ours(args, PHOTON, *at),
         "photon-3l-small, PyTorch": lambda: torch(args, HERE / "photon_torch.py", PHOTON, *at),
     }
@@ -119,7 +164,7 @@ def main() -> None:
         peaks = " | ".join(f"{result['peak_bytes'] / 2**20:.0f}" for result in results.values())
         print(f"| {name}, tokens/s | {rates} |\n| the same, peak MiB | {peaks} |")
 
-    settings = {key: value for key, value in vars(args).items() if key not in ("binaries", "check")}
+    settings = {key: value for key, value in vars(args).items() if key not in ("binaries", "check", "cpu_time")}
     facts = {"cpu": cpu_name(), "settings": settings, "speed": speed, "growth": growth}
     (HERE / "results.json").write_text(json.dumps(facts, indent=1) + "\n")
 
