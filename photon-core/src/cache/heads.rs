@@ -50,6 +50,11 @@ impl OpenEntries {
         }
     }
 
+    /// Whether entries are codes.
+    pub(super) fn is_packed(&self) -> bool {
+        matches!(self, Self::Packed { .. })
+    }
+
     /// Heads side by side in a row of the batch, if they are packed.
     pub(super) fn packed_heads(&self, row: usize, first_head: usize, n_heads: usize) -> Option<PackedHeads<'_>> {
         let Self::Packed { codes, params, packing } = self else { return None };

@@ -30,16 +30,17 @@ impl PackedStretch<'_> {
     ) {
         let Self { heads, first, n } = *self;
         let group_len = heads.group;
-        let groups = || (0..heads.n_heads).flat_map(|head| query(head).chunks_exact(group_len).enumerate());
-        let totals: Vec<f32> = groups().map(|(_, query)| query.iter().sum()).collect();
+        let queries: Vec<&[f32]> = (0..heads.n_heads).map(query).collect();
+        let groups = queries.iter().flat_map(|query| query.chunks_exact(group_len));
+        let totals: Vec<f32> = groups.map(|query| query.iter().sum()).collect();
         let mut codes = vec![0.0; AT_ONCE * heads.width()];
         for start in (0..n).step_by(AT_ONCE) {
             let n_lines = AT_ONCE.min(n - start);
             heads.widen(first + start, &mut codes[..n_lines * heads.width()]);
             let mut totals = totals.iter();
-            for head in 0..heads.n_heads {
+            for (head, query) in queries.iter().enumerate() {
                 let scores = &mut scores[head * stride + start..][..n_lines];
-                for ((group, query), total) in query(head).chunks_exact(group_len).enumerate().zip(totals.by_ref()) {
+                for ((group, query), total) in query.chunks_exact(group_len).enumerate().zip(totals.by_ref()) {
                     let lines = Block::new(&codes[heads.first_code(head, group)..], heads.width(), group_len).lines(0);
                     // Those past the end are left over from before, and go nowhere.
                     let products = dots(simd, query, lines);

@@ -114,7 +114,7 @@ impl WithSimd for AttendHeads<'_> {
         let mut scratch = vec![0.0; BLOCK * head_dim];
         // Only a lone query gains nothing from unpacking a whole block.
         let is_lone = n_queries == 1;
-        for Stretch { segment, first, column, n } in stretches(&call.segments) {
+        for Stretch { segment, first, column, n } in stretches(&call.segments, is_lone, |segment| &segment.keys) {
             if let Some(heads) = segment.keys.packed_heads(row, first_head, n_together).filter(|_| is_lone) {
                 let query = |index| call.q.line(row, first_head + index, 0);
                 PackedStretch { heads, first, n }.scores(simd, query, &mut weights[column..], n_entries);
@@ -135,7 +135,7 @@ impl WithSimd for AttendHeads<'_> {
             let sink = call.sinks.as_ref().map_or(f32::NEG_INFINITY, |sinks| sinks.line(row, head, query)[0]);
             kernels::softmax(simd, weights, sink);
         }
-        for Stretch { segment, first, column, n } in stretches(&call.segments) {
+        for Stretch { segment, first, column, n } in stretches(&call.segments, is_lone, |segment| &segment.values) {
             if let Some(heads) = segment.values.packed_heads(row, first_head, n_together).filter(|_| is_lone) {
                 PackedStretch { heads, first, n }.add_weighted(simd, &weights[column..], n_entries, out);
                 continue;
@@ -152,7 +152,7 @@ impl WithSimd for AttendHeads<'_> {
     }
 }
 
-/// At most [`BLOCK`] entries of a segment.
+/// At most [`BLOCK`] entries of a segment; all of them where a lone query reads packed ones.
 struct Stretch<'a> {
     segment: &'a OpenSegment,
     /// The first one's place in the segment.
@@ -162,16 +162,20 @@ struct Stretch<'a> {
     n: usize,
 }
 
-fn stretches(segments: &[OpenSegment]) -> impl Iterator<Item = Stretch<'_>> {
+fn stretches<'a>(
+    segments: &'a [OpenSegment],
+    is_lone: bool,
+    read: fn(&OpenSegment) -> &OpenEntries,
+) -> impl Iterator<Item = Stretch<'a>> {
     let starts = segments.iter().scan(0, |end, segment| {
         let start = *end;
         *end += segment.n_entries;
         Some((start, segment))
     });
-    starts.flat_map(|(start, segment)| {
-        let firsts = (0..segment.n_entries).step_by(BLOCK);
-        firsts.map(move |first| {
-            let n = BLOCK.min(segment.n_entries - first);
+    starts.flat_map(move |(start, segment)| {
+        let most = if is_lone && read(segment).is_packed() { segment.n_entries.max(1) } else { BLOCK };
+        (0..segment.n_entries).step_by(most).map(move |first| {
+            let n = most.min(segment.n_entries - first);
             Stretch { segment, first, column: start + first, n }
         })
     })
