@@ -1,5 +1,10 @@
 //! What caches say they hold is what the process holds for them. A program of its own, for it counts every allocation.
 
+#![expect(
+    clippy::unwrap_used,
+    reason = "clippy takes only the functions marked as tests for tests, not what they share"
+)]
+
 use burn::tensor::Device;
 use peak_alloc::PeakAlloc;
 use photon_core::config::ModelConfig;

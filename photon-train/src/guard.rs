@@ -15,6 +15,9 @@ use crate::step::Update;
 #[serde(deny_unknown_fields, default)]
 pub struct GuardConfig {
     /// A gradient norm above so many times its running mean is a spike; `inf` lets all pass.
+    ///
+    /// Clipping bounds what a spike can do, and a large gradient may be the way back from a bad update: where it is
+    /// skipped, the next is as large. So this is for what clipping does not mend, far above what a warm-up shows.
     pub spike_factor: f64,
     /// Updates skipped in a row that end the run.
     pub max_skips_in_a_row: u64,
@@ -22,7 +25,7 @@ pub struct GuardConfig {
 
 impl Default for GuardConfig {
     fn default() -> Self {
-        Self { spike_factor: 10.0, max_skips_in_a_row: 10 }
+        Self { spike_factor: 100.0, max_skips_in_a_row: 10 }
     }
 }
 
@@ -144,7 +147,7 @@ mod tests {
 
     #[test]
     fn what_is_not_finite_or_far_too_large_is_skipped_and_not_averaged() {
-        let config = GuardConfig::default();
+        let config = GuardConfig { spike_factor: 10.0, ..Default::default() };
         let mut guard = experienced();
         for (update, reason) in [
             (update(f64::NAN, 2.0), SkipReason::LossNotFinite),
