@@ -3,7 +3,10 @@
 use std::io::{self, Write};
 use std::path::Path;
 
-use tempfile::NamedTempFile;
+use tempfile::{Builder, NamedTempFile, TempDir};
+
+/// Begins the names of what a killed process has not finished.
+pub const UNFINISHED: &str = ".unfinished-";
 
 /// A temporary file in the folder of `path`, with the rights of any new file.
 ///
@@ -11,14 +14,30 @@ use tempfile::NamedTempFile;
 ///
 /// The system's.
 pub fn beside(path: &Path) -> io::Result<NamedTempFile> {
-    let mut builder = tempfile::Builder::new();
+    unfinished(0o666).tempfile_in(folder_of(path))
+}
+
+/// A temporary folder in `parent`, with the rights of any new folder.
+///
+/// # Errors
+///
+/// The system's.
+pub fn folder_in(parent: &Path) -> io::Result<TempDir> {
+    unfinished(0o777).tempdir_in(parent)
+}
+
+/// The umask decides. What is temporary is otherwise its owner's alone.
+fn unfinished(mode: u32) -> Builder<'static, 'static> {
+    let mut builder = Builder::new();
     #[cfg(unix)]
     {
-        // The umask decides. A temporary file is otherwise its owner's alone.
         use std::os::unix::fs::PermissionsExt;
-        builder.permissions(std::fs::Permissions::from_mode(0o666));
+        builder.permissions(std::fs::Permissions::from_mode(mode));
     }
-    builder.prefix(".unfinished-").tempfile_in(folder_of(path))
+    #[cfg(not(unix))]
+    let _ = mode;
+    builder.prefix(UNFINISHED);
+    builder
 }
 
 /// Puts a finished file in its place.

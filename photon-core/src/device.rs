@@ -52,30 +52,14 @@ pub struct OpenDevice {
     pub name: &'static str,
 }
 
-/// What of a forward stays in memory until the backward pass.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kept {
-    /// All that gradients need.
-    All,
-    /// On the CPU the input of each transformer block, which then runs again; on other devices what Burn's gradient
-    /// checkpointing keeps.
-    Inputs,
-}
-
-impl From<bool> for Kept {
-    /// From whether gradient checkpointing is on.
-    fn from(checkpointing: bool) -> Self {
-        if checkpointing { Self::Inputs } else { Self::All }
-    }
-}
-
 impl OpenDevice {
-    /// The device with gradients.
-    pub fn with_gradients(&self, kept: Kept) -> Device {
+    /// The device with gradients; with checkpointing a forward keeps less for the backward pass: on the CPU the input of
+    /// each transformer block, which then runs again, on other devices what Burn's own checkpointing keeps.
+    pub fn with_gradients(&self, checkpointing: bool) -> Device {
         let device = self.device.clone().autodiff();
-        match kept {
-            Kept::All => device,
-            Kept::Inputs => device.gradient_checkpointing(),
+        match checkpointing {
+            false => device,
+            true => device.gradient_checkpointing(),
         }
     }
 }

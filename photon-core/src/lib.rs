@@ -58,6 +58,7 @@ pub mod device;
 pub mod encoder;
 pub mod error_text;
 pub mod flat;
+pub mod hex;
 pub mod import_llama;
 pub mod infer_config;
 pub mod init;

@@ -13,6 +13,7 @@ use sha2::{Digest, Sha256};
 use crate::advance::AdvanceRule;
 use crate::atomic_file;
 use crate::cache::kv_cache::{CacheRecord, KvCache};
+use crate::hex;
 use crate::infer_config::InferConfig;
 use crate::model::Model;
 use crate::nn::activations::Activations;
@@ -163,7 +164,7 @@ fn fingerprint(model: &Model) -> String {
     let weight = model.head().weight.val();
     let first_row = weight.narrow(0, 0, 1).into_data();
     let digest = Sha256::new().chain_update(config).chain_update(first_row.as_bytes()).finalize();
-    digest.iter().map(|byte| format!("{byte:02x}")).collect()
+    hex::encode(&digest)
 }
 
 fn file_dtype(dtype: DType) -> Dtype {

@@ -261,8 +261,7 @@ fn bytes_json() -> String {
 }
 
 fn fingerprint_of(json: &str) -> String {
-    let digest = Sha256::digest(json.as_bytes());
-    digest.iter().map(|byte| format!("{byte:02x}")).collect()
+    crate::hex::encode(&Sha256::digest(json.as_bytes()))
 }
 
 #[cfg(test)]

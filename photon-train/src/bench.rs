@@ -66,7 +66,7 @@ pub fn bench_training(
     device: &OpenDevice,
 ) -> Result<TrainBenchReport, rayon::ThreadPoolBuildError> {
     let (replicas, micro_batch_size) = divide(config.batch_size, config.replicas, config.micro_batch_size, device.name);
-    let mut model = Model::new(model_config, 0, &device.with_gradients(config.gradient_checkpointing.into()));
+    let mut model = Model::new(model_config, 0, &device.with_gradients(config.gradient_checkpointing));
     let optimizer = OptimizerConfig::default();
     let mut learner = Learner::new(&model, &optimizer, 0.0, micro_batch_size, Replicas::new(replicas)?);
     let mut rng = ChaCha8Rng::seed_from_u64(0);

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use photon_core::config::ModelConfig;
 use photon_core::config_file::{self, ConfigFileError};
+use photon_core::tokenizer::{Tokenizer, TokenizerError};
 use serde::{Deserialize, Serialize};
 use toml::{Table, Value};
 
@@ -248,6 +249,18 @@ impl RunConfig {
 }
 
 impl TrainConfig {
+    /// The tokenizer that the config names.
+    ///
+    /// # Errors
+    ///
+    /// A file that cannot be read or is none.
+    pub fn load_tokenizer(&self) -> Result<Tokenizer, TokenizerError> {
+        match self.tokenizer.as_str() {
+            "bytes" => Ok(Tokenizer::bytes()),
+            path => Tokenizer::load(Path::new(path)),
+        }
+    }
+
     fn validate(&self, path: &Path) -> Result<(), RunConfigError> {
         let rule = |key, value: String, fix| Err(RunConfigError::Rule { path: path.into(), key, value, fix });
         let OptimizerConfig { learning_rate, final_share, beta_1, beta_2, epsilon, weight_decay, clip_norm, .. } =

@@ -17,15 +17,13 @@ use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 
-use photon_core::atomic_file;
+use photon_core::atomic_file::{self, UNFINISHED};
 use serde::Serialize;
 
 use crate::checkpoint::Checkpoints;
 use crate::events::EventFile;
 
 const LOCK: &str = "lock";
-/// Begins the names of files that a killed process has not finished.
-const UNFINISHED: &str = ".unfinished-";
 const CONFIG: &str = "run.toml";
 const METRICS: &str = "metrics.jsonl";
 const SAMPLES: &str = "samples.txt";

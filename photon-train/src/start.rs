@@ -93,7 +93,7 @@ pub(crate) fn start(
 fn begin(setting: &Setting, claim: Claim, existing: Existing) -> Result<Start, TrainError> {
     let Setting { config, data, device, .. } = *setting;
     let train = &config.train;
-    let model = Model::new(&config.model, train.seed, &device.with_gradients(train.gradient_checkpointing.into()));
+    let model = Model::new(&config.model, train.seed, &device.with_gradients(train.gradient_checkpointing));
     let made_with = setting.made_with();
     let facts = RunFacts {
         seed: train.seed,
@@ -135,7 +135,7 @@ fn go_on(setting: &Setting, claim: Claim, found: Found, observer: &mut dyn Obser
     let made_with = MadeWith { replicas, micro_batch_size, ..now_with };
 
     let (model, average) =
-        found.load_models(&config.model, &device.with_gradients(config.train.gradient_checkpointing.into()))?;
+        found.load_models(&config.model, &device.with_gradients(config.train.gradient_checkpointing))?;
     let mut learner = setting.learner(&model, &made_with)?;
     learner.optimizer_mut().restore(&model, found.load_memory()?).map_err(|problems| found.misfit(problems))?;
     let ema = config.train.ema.as_ref();

@@ -57,21 +57,12 @@ impl OpenEntries {
 
     /// Heads side by side in a row of the batch, if they are packed.
     pub(super) fn packed_heads(&self, row: usize, first_head: usize, n_heads: usize) -> Option<PackedHeads<'_>> {
-        let Self::Packed { codes, params, packing } = self else { return None };
-        let place = |lines: &Lines, len: usize| Place {
-            start: lines.start(row, 0) + first_head * len,
-            stride: lines.line_stride(),
-            len: n_heads * len,
-        };
-        Some(PackedHeads {
-            n_heads,
-            group: packing.group,
-            packing: *packing,
-            bytes: codes.tensor().bytes(),
-            byte_place: place(codes, packing.words_per_head()).in_bytes(),
-            params: params.tensor().storage(),
-            param_place: place(params, packing.params_per_head()),
-        })
+        match self {
+            Self::Dense { .. } => None,
+            Self::Packed { codes, params, packing } => {
+                Some(PackedHeads::new(codes, params, *packing, row, first_head, n_heads))
+            }
+        }
     }
 
     /// What is stored for a head in a row of the batch.
@@ -87,26 +78,42 @@ impl OpenEntries {
                 }
             }
             Self::Packed { codes, params, packing } => {
-                let place = |lines: &Lines, len| Place {
-                    start: lines.start(row, 0) + head * len,
-                    stride: lines.line_stride(),
-                    len,
-                };
-                Head::Packed(PackedHead {
-                    code: packing.code,
-                    group: packing.group,
-                    bytes: codes.tensor().bytes(),
-                    byte_place: place(codes, packing.words_per_head()).in_bytes(),
-                    params: params.tensor().storage(),
-                    param_place: place(params, packing.params_per_head()),
-                    head_dim: packing.head_dim,
-                })
+                Head::Packed(PackedHeads::new(codes, params, *packing, row, head, 1))
             }
         }
     }
 }
 
-impl PackedHeads<'_> {
+impl<'a> PackedHeads<'a> {
+    fn new(
+        codes: &'a Lines,
+        params: &'a Lines,
+        packing: Packing,
+        row: usize,
+        first_head: usize,
+        n_heads: usize,
+    ) -> Self {
+        let place = |lines: &Lines, len: usize| Place {
+            start: lines.start(row, 0) + first_head * len,
+            stride: lines.line_stride(),
+            len: n_heads * len,
+        };
+        Self {
+            n_heads,
+            packing,
+            bytes: codes.tensor().bytes(),
+            byte_place: place(codes, packing.words_per_head()).in_bytes(),
+            params: params.tensor().storage(),
+            param_place: place(params, packing.params_per_head()),
+        }
+    }
+
+    /// Numbers that share a scale.
+    #[inline(always)]
+    pub(super) fn group(&self) -> usize {
+        self.packing.group
+    }
+
     /// Codes of an entry, those that fill up the last word of each head included.
     #[inline(always)]
     pub(super) fn width(&self) -> usize {
@@ -115,13 +122,13 @@ impl PackedHeads<'_> {
 
     #[inline(always)]
     pub(super) fn groups_per_head(&self) -> usize {
-        self.packing.head_dim / self.group
+        self.packing.head_dim / self.group()
     }
 
     /// Where the codes of a group start among those of an entry.
     #[inline(always)]
     pub(super) fn first_code(&self, head: usize, group: usize) -> usize {
-        head * self.codes_per_head() + group * self.group
+        head * self.codes_per_head() + group * self.group()
     }
 
     /// Scale and minimum of a group.
@@ -151,6 +158,38 @@ impl PackedHeads<'_> {
         }
     }
 
+    /// Writes the numbers of an entry of a single head.
+    #[inline(always)]
+    fn read_entry(self, entry: usize, numbers: &mut [f32]) {
+        let bytes = self.byte_place.line(self.bytes, entry);
+        let params = self.param_place.line(self.params, entry);
+        let group = self.group();
+        // Counting on spares the division by which zipped chunks find their number.
+        let mut start = 0;
+        match self.packing.code {
+            Code::Int8 => {
+                for scale in params {
+                    let (numbers, codes) = (&mut numbers[start..][..group], &bytes[start..][..group]);
+                    let scale = scale.widen();
+                    for (x, code) in numbers.iter_mut().zip(codes) {
+                        *x = f32::from(code.cast_signed()) * scale;
+                    }
+                    start += group;
+                }
+            }
+            Code::Int4 => {
+                split_bytes(bytes, numbers);
+                for [scale, minimum] in params.as_chunks().0 {
+                    let (scale, minimum) = (scale.widen(), minimum.widen());
+                    for x in &mut numbers[start..][..group] {
+                        *x = *x * scale + minimum;
+                    }
+                    start += group;
+                }
+            }
+        }
+    }
+
     #[inline(always)]
     fn codes_per_head(&self) -> usize {
         self.packing.words_per_head() * self.packing.code.per_word()
@@ -163,27 +202,14 @@ pub(super) enum Head<'a> {
     F32(&'a [f32], Place),
     F16(&'a [f16], Place),
     BF16(&'a [bf16], Place),
-    Packed(PackedHead<'a>),
-}
-
-/// Codes and parameters of a head.
-#[derive(Clone, Copy)]
-pub(super) struct PackedHead<'a> {
-    code: Code,
-    group: usize,
-    head_dim: usize,
-    bytes: &'a [u8],
-    byte_place: Place,
-    params: &'a [f16],
-    param_place: Place,
+    /// A single one.
+    Packed(PackedHeads<'a>),
 }
 
 /// Codes and parameters of heads that lie side by side.
 #[derive(Clone, Copy)]
 pub(super) struct PackedHeads<'a> {
     pub(super) n_heads: usize,
-    /// Numbers that share a scale.
-    pub(super) group: usize,
     packing: Packing,
     bytes: &'a [u8],
     byte_place: Place,
@@ -245,7 +271,7 @@ impl<'a> Head<'a> {
     pub(super) fn head_dim(&self) -> usize {
         match self {
             Self::F32(_, place) | Self::F16(_, place) | Self::BF16(_, place) => place.len,
-            Self::Packed(packed) => packed.head_dim,
+            Self::Packed(packed) => packed.packing.head_dim,
         }
     }
 
@@ -268,7 +294,7 @@ impl<'a> Head<'a> {
             Self::F16(storage, place) => read_dense(storage, place, first, numbers),
             Self::BF16(storage, place) => read_dense(storage, place, first, numbers),
             Self::Packed(packed) => {
-                for (index, numbers) in numbers.chunks_exact_mut(packed.head_dim).enumerate() {
+                for (index, numbers) in numbers.chunks_exact_mut(packed.packing.head_dim).enumerate() {
                     packed.read_entry(first + index, numbers);
                 }
             }
@@ -281,38 +307,6 @@ fn read_dense<T: Stored>(storage: &[T], place: Place, first: usize, numbers: &mu
     for (index, numbers) in numbers.chunks_exact_mut(place.len).enumerate() {
         for (x, stored) in numbers.iter_mut().zip(place.line(storage, first + index)) {
             *x = stored.widen();
-        }
-    }
-}
-
-impl PackedHead<'_> {
-    #[inline(always)]
-    fn read_entry(self, entry: usize, numbers: &mut [f32]) {
-        let bytes = self.byte_place.line(self.bytes, entry);
-        let params = self.param_place.line(self.params, entry);
-        // Counting on spares the division by which zipped chunks find their number.
-        let mut start = 0;
-        match self.code {
-            Code::Int8 => {
-                for scale in params {
-                    let (numbers, codes) = (&mut numbers[start..][..self.group], &bytes[start..][..self.group]);
-                    let scale = scale.widen();
-                    for (x, code) in numbers.iter_mut().zip(codes) {
-                        *x = f32::from(code.cast_signed()) * scale;
-                    }
-                    start += self.group;
-                }
-            }
-            Code::Int4 => {
-                split_bytes(bytes, numbers);
-                for [scale, minimum] in params.as_chunks().0 {
-                    let (scale, minimum) = (scale.widen(), minimum.widen());
-                    for x in &mut numbers[start..][..self.group] {
-                        *x = *x * scale + minimum;
-                    }
-                    start += self.group;
-                }
-            }
         }
     }
 }

@@ -36,7 +36,7 @@ use super::config::{Budget, CacheConfig, Storage};
 use super::entries::{EntryFormat, Segment};
 use super::error::CacheError;
 use super::offload::{OffloadUse, Tier};
-use super::pack::{pack, unpack};
+use super::pack::{repack, unpack};
 use super::pair_store::PairStore;
 use super::policy::{EntryStats, Evidence, Query, Schedule, kept};
 use super::reach::Reach;
@@ -44,7 +44,7 @@ use super::rows::CachedRow;
 use super::shared::Shared;
 use columns::Columns;
 pub(crate) use record::CacheRecord;
-use room::{GROWTH_ENTRIES, rolling_capacity};
+use room::{GROWTH_ENTRIES, max_main_entries, rolling_capacity};
 
 use crate::nn::block_pick::BlockPick;
 use crate::nn::span::Span;
@@ -130,8 +130,7 @@ impl KvCache {
             let pick = layer.pick.expect("a tier of host memory is for attention that picks blocks");
             Tier::new(config, offload, pick, n_rows, layer, device)
         });
-        let max_entries = tier.as_ref().map(Tier::max_entries_outside).or(reach.max_entries());
-        let capacity = GROWTH_ENTRIES.min(rolling_capacity(max_entries));
+        let capacity = GROWTH_ENTRIES.min(rolling_capacity(max_main_entries(tier.as_ref(), &reach)));
         let tail =
             (config.residual > 0).then(|| PairStore::exact(n_rows, layer, config.residual + 2 * config.block, device));
         Self {
@@ -301,16 +300,13 @@ impl KvCache {
         (self.config.keys, self.config.values) = (keys, values);
         self.move_to_front();
         let (rows, longest) = (self.all_rows(), self.longest_main());
-        let restored = |entries: Segment| Segment {
-            keys: pack(unpack(entries.keys), keys.format(self.config.group, self.layer.head_dim)),
-            values: pack(unpack(entries.values), values.format(self.config.group, self.layer.head_dim)),
-        };
+        let formats = self.layer.formats(&self.config);
         let mut main = PairStore::new(&self.config, rows.len(), self.layer, longest.max(1), &self.device);
         if longest > 0 {
-            main.write_segment(&rows, &vec![0; rows.len()], restored(self.main.read(&rows, 0, longest)));
+            main.write_segment(&rows, &vec![0; rows.len()], repack(self.main.read(&rows, 0, longest), formats));
         }
         let shared = self.shared.take().map(|shared| shared.read(1, shared.n_entries()));
-        let shared = shared.map(|entries| Shared::from_own(restored(entries)));
+        let shared = shared.map(|entries| Shared::from_own(repack(entries, formats)));
         (self.main, self.shared) = (main, shared);
         self.tier.iter_mut().for_each(|tier| tier.set_storage(&self.config));
     }

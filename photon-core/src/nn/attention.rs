@@ -263,7 +263,7 @@ fn blocks_mask(span: Span, batch: usize, n_positions: usize, device: &Device) ->
         Span::Window { len } => (len, 1, span, Vec::new()),
         Span::Blocks { len, back } => (len, back.min(n_blocks(len) - 1), span, Vec::new()),
         Span::Strided { window, .. } => {
-            let lasting: Vec<usize> = (0..n_positions).filter(|&key| span.is_lasting(key)).collect();
+            let lasting = span.lasting(n_positions);
             // Every block takes a copy of the keys that last: blocks grow with their number, so that the copies do not.
             (window.max(lasting.len() / COPIES_OF_LASTING), 1, Span::Window { len: window }, lasting)
         }

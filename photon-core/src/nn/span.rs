@@ -68,6 +68,11 @@ impl Span {
         }
     }
 
+    /// The positions below `n_positions` that are seen by all from themselves on.
+    pub fn lasting(self, n_positions: usize) -> Vec<usize> {
+        (0..n_positions).filter(|&key| self.is_lasting(key)).collect()
+    }
+
     /// The most entries that one position sees; `None` where that grows with the sequence.
     pub fn max_entries(self) -> Option<usize> {
         match self {

@@ -5,7 +5,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use photon_core::atomic_file::{self, sync_folder};
+use photon_core::atomic_file::{self, UNFINISHED, sync_folder};
 use photon_core::checkpoint as weights;
 use photon_core::config::ModelConfig;
 use photon_core::model::Model;
@@ -18,8 +18,7 @@ use super::{MODEL, MODEL_FILES, OPTIMIZER, RUN, STATE, TRAINED, TrainState, Trai
 use crate::config::RetentionConfig;
 use crate::optimizer::OptimizerMemory;
 
-/// What a folder is called while it is written or removed; whoever starts removes what a killed process has left.
-const UNFINISHED: &str = ".unfinished-";
+/// What a folder is called while it is removed; whoever starts removes what a killed process has left.
 const REMOVED: &str = ".removed-";
 const STEP: &str = "step-";
 const DAMAGED: &str = "damaged-";
@@ -85,7 +84,7 @@ impl Checkpoints {
     pub fn save(&self, contents: &Contents) -> Result<(), TrainingCheckpointError> {
         let state = contents.state;
         fs::create_dir_all(&self.path).map_err(write(&self.path))?;
-        let unfinished = self.unfinished_folder().map_err(write(&self.path))?;
+        let unfinished = atomic_file::folder_in(&self.path).map_err(write(&self.path))?;
         write_contents(unfinished.path(), contents)?;
         let place = self.place(state.step);
         // There is one if the run fell back on an earlier checkpoint and came here again.
@@ -177,17 +176,6 @@ impl Checkpoints {
         self.remove(&aside)?;
         fs::rename(&damaged.path, &aside).map_err(io_error("rename", &damaged.path))?;
         Ok(aside)
-    }
-
-    fn unfinished_folder(&self) -> io::Result<tempfile::TempDir> {
-        let mut builder = tempfile::Builder::new();
-        #[cfg(unix)]
-        {
-            // The umask decides. A temporary folder is otherwise its owner's alone.
-            use std::os::unix::fs::PermissionsExt;
-            builder.permissions(fs::Permissions::from_mode(0o777));
-        }
-        builder.prefix(UNFINISHED).tempdir_in(&self.path)
     }
 
     fn place(&self, step: u64) -> PathBuf {

@@ -5,7 +5,7 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
-use photon_core::atomic_file;
+use photon_core::{atomic_file, hex};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
@@ -137,8 +137,7 @@ fn measure(path: &Path) -> io::Result<(u64, String)> {
             }
         }
     }
-    let sha256 = hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
-    Ok((n_bytes, sha256))
+    Ok((n_bytes, hex::encode(&hash.finalize())))
 }
 
 #[cfg(test)]

@@ -1,12 +1,11 @@
 //! `photon-train prepare`.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use anyhow::Result;
 use clap::Args;
 use comfy_table::Table;
-use photon_core::tokenizer::Tokenizer;
 use photon_train::config::RunConfig;
 use photon_train::data::{BatchSource, PrepareReport, SideReport, SourceProgress, prepare};
 
@@ -39,10 +38,7 @@ pub(super) struct PrepareArgs {
 
 pub(super) fn run(args: &PrepareArgs) -> Result<()> {
     let RunConfig { model, train: config } = RunConfig::load(&args.config, &args.set)?;
-    let tokenizer = match config.tokenizer.as_str() {
-        "bytes" => Tokenizer::bytes(),
-        path => Tokenizer::load(Path::new(path))?,
-    };
+    let tokenizer = config.load_tokenizer()?;
     let progress = DataProgress::new();
     let data = prepare(&config.data, &tokenizer, &args.tokens, config.seq_len, &|now| progress.show(now))?;
     progress.end();

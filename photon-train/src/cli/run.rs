@@ -9,7 +9,6 @@ use anyhow::{Context, Result, bail};
 use clap::Args;
 use indicatif::ProgressBar;
 use photon_core::device::DeviceChoice;
-use photon_core::tokenizer::Tokenizer;
 use photon_train::config::RunConfig;
 use photon_train::data::prepare;
 use photon_train::record::{Existing, check_free};
@@ -63,10 +62,7 @@ pub(super) fn run(args: RunArgs) -> Result<()> {
         _ => Existing::Refuse,
     };
     check_free(&out, existing)?;
-    let tokenizer = match config.train.tokenizer.as_str() {
-        "bytes" => Tokenizer::bytes(),
-        path => Tokenizer::load(Path::new(path))?,
-    };
+    let tokenizer = config.train.load_tokenizer()?;
     check_vocabulary(&config, &tokenizer)?;
     let device = args.device.open()?;
     let stop = stop_on_interrupt()?;

@@ -5,11 +5,11 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use photon_core::atomic_file;
+use photon_core::{atomic_file, hex};
 use serde::{Deserialize, Serialize};
 
 use super::{
-    DataError, hex,
+    DataError,
     shard::{FORMAT_VERSION, Header, Shard},
     split::{HeldOut, Position, Side},
 };

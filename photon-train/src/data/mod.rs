@@ -29,7 +29,6 @@ mod documents;
 mod error;
 mod files;
 mod format;
-mod hex;
 mod json_lines;
 mod loader;
 mod manifest;

@@ -2,7 +2,7 @@
 
 use std::{fmt, path::Path};
 
-use photon_core::tokenizer::Tokenizer;
+use photon_core::{hex, tokenizer::Tokenizer};
 use serde::Serialize;
 use sha2::{Digest, Sha256};
 
@@ -11,7 +11,6 @@ use super::{
     TokenStore,
     build::BuildSizes,
     config::Source,
-    hex,
     overlap::find_overlap,
     source::{SourceStores, prepare_source},
 };

@@ -11,7 +11,7 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-use photon_core::atomic_file;
+use photon_core::{atomic_file, hex};
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
@@ -19,7 +19,6 @@ use sha2::{Digest, Sha256};
 use super::{
     DataError, Progress, Stage, TextFile,
     documents::{DocumentHash, read_parts},
-    hex,
 };
 
 /// Where scans are kept.

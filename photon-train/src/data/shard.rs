@@ -25,10 +25,10 @@ use std::{
 };
 
 use memmap2::Mmap;
-use photon_core::tokenizer::Tokenizer;
+use photon_core::{hex, tokenizer::Tokenizer};
 use sha2::{Digest, Sha256};
 
-use super::{DataError, hex};
+use super::DataError;
 
 const MAGIC: [u8; 8] = *b"PHOTOKEN";
 pub(super) const HEADER_BYTES: usize = 112;

@@ -5,7 +5,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use photon_core::tokenizer::Tokenizer;
+use photon_core::{hex, tokenizer::Tokenizer};
 use serde::Serialize;
 use sha2::{Digest, Sha256};
 
@@ -14,7 +14,6 @@ use super::{
     build::{Build, BuildSizes},
     config::Source,
     files::{Listing, list_files},
-    hex,
     manifest::{FileEntry, Manifest},
     scan::{FileScan, scan_files},
     shard::{FORMAT_VERSION, id_bytes},

@@ -29,7 +29,7 @@ impl PackedStretch<'_> {
         stride: usize,
     ) {
         let Self { heads, first, n } = *self;
-        let group_len = heads.group;
+        let group_len = heads.group();
         let queries: Vec<&[f32]> = (0..heads.n_heads).map(query).collect();
         let groups = queries.iter().flat_map(|query| query.chunks_exact(group_len));
         let totals: Vec<f32> = groups.map(|query| query.iter().sum()).collect();
@@ -57,7 +57,7 @@ impl PackedStretch<'_> {
     #[inline(always)]
     pub(super) fn add_weighted<S: Simd>(&self, simd: S, weights: &[f32], stride: usize, sums: &mut [f32]) {
         let Self { heads, first, n } = *self;
-        let group_len = heads.group;
+        let group_len = heads.group();
         let mut codes = vec![0.0; AT_ONCE * heads.width()];
         let mut minimums = vec![0.0; sums.len() / group_len];
         for start in (0..n).step_by(AT_ONCE) {

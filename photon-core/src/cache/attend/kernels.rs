@@ -21,7 +21,7 @@ pub(super) fn scores<S: Simd>(simd: S, query: &[f32], keys: Block, scores: &mut 
 }
 
 #[inline(always)]
-pub(super) fn dots<S: Simd, const N: usize>(simd: S, query: &[f32], lines: [&[f32]; N]) -> [f32; N] {
+pub(crate) fn dots<S: Simd, const N: usize>(simd: S, query: &[f32], lines: [&[f32]; N]) -> [f32; N] {
     let (query, query_rest) = S::as_simd_f32s(query);
     let mut sums = [simd.splat_f32s(0.0); N];
     for i in 0..N {

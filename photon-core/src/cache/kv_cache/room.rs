@@ -1,6 +1,6 @@
 //! The room that a cache takes: how it grows, and when it gives room back.
 
-use super::{Budget, CachedRow, KvCache, Schedule, Tier};
+use super::{Budget, CachedRow, KvCache, Reach, Schedule, Tier};
 
 /// Entries by which a cache grows at least.
 pub(super) const GROWTH_ENTRIES: usize = 64;
@@ -38,8 +38,7 @@ impl KvCache {
             Budget::Share(_) => usize::MAX,
             budget => budget.entries(0, self.main.entry_bytes()),
         });
-        let max_entries = self.tier.as_ref().map(Tier::max_entries_outside).or(self.reach.max_entries());
-        rolling_capacity(max_entries).min(of_budget)
+        rolling_capacity(max_main_entries(self.tier.as_ref(), &self.reach)).min(of_budget)
     }
 
     pub(super) fn make_room(&mut self, rows: &[usize], n_new: usize) {
@@ -74,6 +73,11 @@ impl KvCache {
             }
         }
     }
+}
+
+/// The most entries of the main store; `None` where they grow with the sequence.
+pub(super) fn max_main_entries(tier: Option<&Tier>, reach: &Reach) -> Option<usize> {
+    tier.map(Tier::max_entries_outside).or(reach.max_entries())
 }
 
 /// A little more than what is seen, so that entries move to the front once in a while only.

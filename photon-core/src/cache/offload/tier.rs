@@ -13,7 +13,7 @@ use super::{Offload, OffloadUse};
 use crate::cache::config::CacheConfig;
 use crate::cache::entries::Segment;
 use crate::cache::kv_cache::{LayerShape, MASKED};
-use crate::cache::pack::{pack, unpack};
+use crate::cache::pack::{repack, unpack};
 use crate::cache::pair_store::PairStore;
 use crate::cache::row_store::RowStore;
 use crate::nn::block_pick::BlockPick;
@@ -280,12 +280,9 @@ impl Tier {
     pub(in crate::cache) fn set_storage(&mut self, config: &CacheConfig) {
         let (blocks, numbers) = self.unique_blocks();
         let formats = self.layer.formats(config);
-        let repack = |block: Arc<HostBlock>| {
-            let Segment { keys, values } = block.to_device(&self.device);
-            let keys = pack(unpack(keys), formats[0]);
-            Arc::new(HostBlock::from_device(Segment { keys, values: pack(unpack(values), formats[1]) }))
-        };
-        let blocks: Vec<Arc<HostBlock>> = blocks.into_iter().map(repack).collect();
+        let repacked =
+            |block: Arc<HostBlock>| Arc::new(HostBlock::from_device(repack(block.to_device(&self.device), formats)));
+        let blocks: Vec<Arc<HostBlock>> = blocks.into_iter().map(repacked).collect();
         self.store = PairStore::new(config, self.rows.len(), self.layer, self.store.capacity(), &self.device);
         self.set_blocks(&blocks, numbers);
     }

@@ -11,7 +11,7 @@ mod stock;
 
 use burn::tensor::{DType, FloatDType, Tensor};
 
-use super::entries::{Entries, EntryFormat, Layout};
+use super::entries::{Entries, EntryFormat, Layout, Segment};
 use super::flex;
 
 /// The smallest scale: below it f16 has nothing but zero.
@@ -25,6 +25,11 @@ const F16_STEP: f32 = 0.6 / 1024.0;
 const MAX_INT8: f32 = 127.0;
 /// The largest code of [`Code::Int4`](super::entries::Code::Int4).
 const MAX_INT4: f32 = 15.0;
+
+/// The same entries in other formats, of keys and of values.
+pub(super) fn repack(Segment { keys, values }: Segment, [of_keys, of_values]: [EntryFormat; 2]) -> Segment {
+    Segment { keys: pack(unpack(keys), of_keys), values: pack(unpack(values), of_values) }
+}
 
 /// Stores numbers in `format`.
 ///

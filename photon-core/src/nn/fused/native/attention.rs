@@ -6,9 +6,9 @@ use pulp::{Simd, WithSimd};
 use rayon::prelude::*;
 
 use super::attention_blocks::{Queries, Reach, Sides, line_len, mask, powers};
-use super::norm::dot;
 use super::product::{Into, Product};
 use super::{contiguous, dims, exp, numbers, tensor};
+use crate::cache::attend::kernels::dots;
 use crate::cache::vectorized::vectorized;
 use crate::nn::span::Span;
 
@@ -193,15 +193,7 @@ impl WithSimd for ForwardHeads<'_> {
                     line.iter_mut().for_each(|power| *power *= share);
                     *log_sum = largest + sum.ln();
                 }
-                let weigh = |left, right, depth| Product {
-                    left,
-                    left_strides: [n_scores, 1],
-                    right,
-                    right_stride: stride,
-                    rows: block.n,
-                    columns: stride,
-                    depth,
-                };
+                let weigh = |weights, lines, depth| block.weigh(weights, lines, stride, depth);
                 let out = &mut out[lines];
                 let near = &values[block.first_near * stride..];
                 weigh(&scores[block.near_column()..], near, block.n_near()).run(out, stride, Into::Replace);
@@ -267,7 +259,7 @@ impl WithSimd for BackwardHeads<'_> {
                 for index in 0..block.n {
                     let log_sum = log_sums[block.first + index];
                     let line = index * stride..(index + 1) * stride;
-                    let along = dot(simd, &d_out.lines[line.clone()], &out[lines.clone()][line]);
+                    let along = dots(simd, &d_out.lines[line.clone()], [&out[lines.clone()][line]])[0];
                     d_sinks[shared] -= exp(sink - log_sum) * along;
                     let line = index * n_scores..(index + 1) * n_scores;
                     for (score, d_score) in scores[line.clone()].iter_mut().zip(&mut d_scores[line]) {
@@ -276,15 +268,7 @@ impl WithSimd for BackwardHeads<'_> {
                     }
                 }
 
-                let to_queries = |left, right, depth| Product {
-                    left,
-                    left_strides: [n_scores, 1],
-                    right,
-                    right_stride: stride,
-                    rows: block.n,
-                    columns: stride,
-                    depth,
-                };
+                let to_queries = |weights, lines, depth| block.weigh(weights, lines, stride, depth);
                 let to_keys = |left, right, rows| Product {
                     left,
                     left_strides: [1, n_scores],

@@ -32,8 +32,8 @@ pub(super) struct Reach {
 impl Reach {
     pub(super) fn new(span: Span, n_positions: usize) -> Self {
         let lasting = match span {
-            Span::Strided { .. } => (0..n_positions).filter(|&key| span.is_lasting(key)).collect(),
-            _ => Vec::new(),
+            Span::Full => Vec::new(),
+            span => span.lasting(n_positions),
         };
         Self { span, n_positions, lasting }
     }
@@ -67,6 +67,19 @@ impl Block {
     /// The place of the first near key in a line of scores; lasting keys stand before.
     pub(super) fn near_column(&self) -> usize {
         self.n_lasting.next_multiple_of(LANES)
+    }
+
+    /// The sum of `depth` lines for each query, by weights that lie as scores do.
+    pub(super) fn weigh<'a>(&self, weights: &'a [f32], lines: &'a [f32], stride: usize, depth: usize) -> Product<'a> {
+        Product {
+            left: weights,
+            left_strides: [self.stride(), 1],
+            right: lines,
+            right_stride: stride,
+            rows: self.n,
+            columns: stride,
+            depth,
+        }
     }
 
     /// The length of a line of scores.

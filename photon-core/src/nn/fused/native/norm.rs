@@ -5,6 +5,7 @@ use pulp::{Simd, WithSimd};
 use rayon::prelude::*;
 
 use super::{PIECE, contiguous, dims, numbers, numbers_mut, tensor};
+use crate::cache::attend::kernels::dots;
 use crate::cache::vectorized::vectorized;
 
 /// The normed lines and `1 / rms` of each.
@@ -64,7 +65,7 @@ impl WithSimd for Forward<'_> {
         let width = self.gain.len();
         let lines = self.x.chunks_exact(width).zip(self.out.chunks_exact_mut(width)).zip(self.scale);
         for ((x, out), scale) in lines {
-            *scale = 1.0 / (dot(simd, x, x) / width as f32 + self.epsilon).sqrt();
+            *scale = 1.0 / (dots(simd, x, [x])[0] / width as f32 + self.epsilon).sqrt();
             for ((out, x), gain) in out.iter_mut().zip(x).zip(self.gain) {
                 *out = x * *scale * gain;
             }
@@ -93,20 +94,10 @@ impl WithSimd for Backward<'_> {
                 *d_gain += *d * x * scale;
                 *d *= gain;
             }
-            let along = dot(simd, d, x) * scale * scale / width as f32;
+            let along = dots(simd, d, [x])[0] * scale * scale / width as f32;
             for (d, x) in d.iter_mut().zip(x) {
                 *d = (*d - x * along) * scale;
             }
         }
     }
-}
-
-#[inline(always)]
-pub(super) fn dot<S: Simd>(simd: S, a: &[f32], b: &[f32]) -> f32 {
-    let ((a, a_rest), (b, b_rest)) = (S::as_simd_f32s(a), S::as_simd_f32s(b));
-    let mut sum = simd.splat_f32s(0.0);
-    for (a, b) in a.iter().zip(b) {
-        sum = simd.mul_add_f32s(*a, *b, sum);
-    }
-    a_rest.iter().zip(b_rest).fold(simd.reduce_sum_f32s(sum), |sum, (a, b)| sum + a * b)
 }

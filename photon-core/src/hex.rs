@@ -1,12 +1,12 @@
 //! Hashes as hexadecimal digits.
 
 /// Two digits for each byte.
-pub(super) fn encode(bytes: &[u8]) -> String {
+pub fn encode(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// 32 bytes of 64 digits.
-pub(super) fn decode(digits: &str) -> Option<[u8; 32]> {
+pub fn decode(digits: &str) -> Option<[u8; 32]> {
     if digits.len() != 64 || !digits.is_ascii() {
         return None;
     }
@@ -18,14 +18,24 @@ pub(super) fn decode(digits: &str) -> Option<[u8; 32]> {
 }
 
 /// For `#[serde(with = "..")]`.
-pub(super) mod serde {
+pub mod serde {
     use serde::{Deserialize, Deserializer, Serializer, de::Error};
 
-    pub(in super::super) fn serialize<S: Serializer>(bytes: &[u8; 32], serializer: S) -> Result<S::Ok, S::Error> {
+    /// As digits.
+    ///
+    /// # Errors
+    ///
+    /// The serializer's.
+    pub fn serialize<S: Serializer>(bytes: &[u8; 32], serializer: S) -> Result<S::Ok, S::Error> {
         serializer.serialize_str(&super::encode(bytes))
     }
 
-    pub(in super::super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<[u8; 32], D::Error> {
+    /// From digits.
+    ///
+    /// # Errors
+    ///
+    /// What is not 64 digits.
+    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<[u8; 32], D::Error> {
         let digits = String::deserialize(deserializer)?;
         super::decode(&digits).ok_or_else(|| D::Error::custom("expected 64 hexadecimal digits"))
     }
