@@ -1,9 +1,12 @@
-//! What caches say they hold is what the process holds for them. A program of its own, for it counts every allocation.
+//! What caches say they hold is what the process holds for them, and how much a prefill takes beside them. A program of
+//! its own, for it counts every allocation.
 
 #![expect(
     clippy::unwrap_used,
     reason = "clippy takes only the functions marked as tests for tests, not what they share"
 )]
+
+use std::sync::{Mutex, PoisonError};
 
 use burn::tensor::Device;
 use peak_alloc::PeakAlloc;
@@ -12,9 +15,13 @@ use photon_core::config_file;
 use photon_core::infer_config::InferConfig;
 use photon_core::model::Model;
 use photon_core::state::CacheUse;
+use photon_infer::session::Session;
 
 #[global_allocator]
 static ALLOCATED: PeakAlloc = PeakAlloc;
+
+/// Held by the test that counts.
+static COUNTING: Mutex<()> = Mutex::new(());
 
 const FLAT: &str = "architecture = \"flat\"\nvocab_size = 50\nd_model = 64\n\
                     [stack]\nn_layers = 2\nn_heads = 2\nd_ff = 32\n";
@@ -52,6 +59,7 @@ const FRAME_BYTES: usize = 40_000;
 
 #[test]
 fn the_bytes_of_caches_are_those_that_the_process_gives_back() {
+    let _counting = COUNTING.lock().unwrap_or_else(PoisonError::into_inner);
     for (name, model, infer) in PLANS {
         let config = model_config(model);
         let plan = toml::from_str::<InferConfig>(infer).unwrap().plan(&config).unwrap();
@@ -75,4 +83,23 @@ fn the_bytes_of_caches_are_those_that_the_process_gives_back() {
         println!("{name}: {stated} bytes stated, {held} held");
         assert!((stated..=most).contains(&held), "{name}: {held} bytes were given back, {stated} stated");
     }
+}
+
+#[test]
+fn what_a_prefill_takes_beside_the_caches_does_not_grow_with_the_batch() {
+    let _counting = COUNTING.lock().unwrap_or_else(PoisonError::into_inner);
+    let config = model_config(PHOTON);
+    let plan = InferConfig::default().plan(&config).unwrap();
+    let model = Model::new(&config, 1, &Device::flex());
+    let beside_caches = |n_rows: usize| {
+        let before = ALLOCATED.current_usage();
+        ALLOCATED.reset_peak_usage();
+        let (session, _) = Session::begin(&model, &plan, &vec![vec![7; 300]; n_rows]).unwrap();
+        ALLOCATED.peak_usage() - before - session.state().bytes()
+    };
+    beside_caches(1);
+    let (few, many) = (beside_caches(32), beside_caches(512));
+    println!("{few} bytes with 32 rows, {many} with 512");
+    // Lists of tokens and logits are there once a row.
+    assert!(many < 2 * few, "{few} bytes with 32 rows, {many} with 512");
 }

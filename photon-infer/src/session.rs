@@ -20,8 +20,11 @@ use photon_core::state::{CacheUse, State, TruncateError};
 
 pub use pressure::{Relief, ReliefStep};
 
-/// Tokens of each row that go through the model at once; the result does not depend on it.
+/// Tokens of each row that go through the model at once, at most; the result does not depend on it.
 const PIECE_TOKENS: usize = 256;
+
+/// The same for all rows together, so that the memory of a prefill does not grow with the batch.
+const BATCH_TOKENS: usize = 8192;
 
 /// A state under way, for a batch of rows at places of their own.
 #[derive(Clone, Debug)]
@@ -109,8 +112,9 @@ impl<'m> Session<'m> {
         let mut logits: Vec<Option<Tensor<2>>> = vec![None; rows.len()];
         let mut taken = 0;
         while taken < longest {
-            let piece_len = self.make_room(PIECE_TOKENS.min(longest - taken), taken)?;
             let members: Vec<usize> = (0..rows.len()).filter(|&index| token_ids[index].len() > taken).collect();
+            let at_once = (BATCH_TOKENS / members.len()).clamp(1, PIECE_TOKENS);
+            let piece_len = self.make_room(at_once.min(longest - taken), taken)?;
             let piece = |&index: &usize| {
                 let ids = &token_ids[index];
                 ids[taken..(taken + piece_len).min(ids.len())].to_vec()
