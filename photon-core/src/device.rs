@@ -33,6 +33,18 @@ pub enum DeviceError {
         /// Name of the device and of the cargo feature.
         name: &'static str,
     },
+    /// Each of several processes takes a device of its own.
+    #[error(
+        "process {process} of this machine finds {found} {name} devices: start {found} processes, or use --device cpu"
+    )]
+    TooFew {
+        /// Name of the device.
+        name: &'static str,
+        /// Which process, counted from 0.
+        process: usize,
+        /// Devices that are there.
+        found: usize,
+    },
     /// The machine has no such device.
     #[error("no {name} device found: is {needs} installed? Otherwise use --device cpu")]
     NotFound {
@@ -96,11 +108,25 @@ impl DeviceChoice {
     ///
     /// An explicit choice that this build or this machine does not have.
     pub fn open(self) -> Result<OpenDevice, DeviceError> {
+        self.open_on(0)
+    }
+
+    /// Opens the device for one of several processes of this machine, counted from 0: each takes a graphics card of its
+    /// own.
+    ///
+    /// # Errors
+    ///
+    /// An explicit choice that this build or this machine does not have, or not for so many.
+    pub fn open_on(self, process: usize) -> Result<OpenDevice, DeviceError> {
         match self {
-            Self::Auto => Ok(cuda().or_else(|_| wgpu(Adapters::Hardware)).unwrap_or_else(|_| cpu())),
+            Self::Auto => match cuda(process).or_else(|_| wgpu(Adapters::Hardware, process)) {
+                // The first process has a card: on a slower device this one would hold it up.
+                Err(error @ DeviceError::TooFew { .. }) => Err(error),
+                found => Ok(found.unwrap_or_else(|_| cpu())),
+            },
             Self::Cpu => Ok(cpu()),
-            Self::Cuda => cuda(),
-            Self::Wgpu => wgpu(Adapters::Any),
+            Self::Cuda => cuda(process),
+            Self::Wgpu => wgpu(Adapters::Any, process),
         }
     }
 }
@@ -119,34 +145,45 @@ fn cpu() -> OpenDevice {
 }
 
 #[cfg(feature = "cuda")]
-fn cuda() -> Result<OpenDevice, DeviceError> {
+fn cuda(process: usize) -> Result<OpenDevice, DeviceError> {
     use burn::tensor::DeviceType;
     // Enumerating asks the driver; opening a device that is not there would panic on a worker thread.
-    match Device::enumerate(DeviceType::Cuda).into_vec().into_iter().next() {
-        Some(device) => Ok(OpenDevice { device, name: "cuda" }),
-        None => Err(DeviceError::NotFound { name: "cuda", needs: "an NVIDIA driver" }),
-    }
+    choose(Device::enumerate(DeviceType::Cuda).into_vec(), process, "cuda", "an NVIDIA driver")
 }
 
 #[cfg(not(feature = "cuda"))]
-fn cuda() -> Result<OpenDevice, DeviceError> {
+fn cuda(_: usize) -> Result<OpenDevice, DeviceError> {
     Err(DeviceError::NotBuilt { name: "cuda" })
 }
 
 #[cfg(feature = "wgpu")]
-fn wgpu(adapters: Adapters) -> Result<OpenDevice, DeviceError> {
+fn wgpu(adapters: Adapters, process: usize) -> Result<OpenDevice, DeviceError> {
     use burn::tensor::{DeviceKind, DeviceType};
-    let found = Device::enumerate(DeviceType::Wgpu).into_vec();
+    let mut found = Device::enumerate(DeviceType::Wgpu).into_vec();
     let is_software = |device: &Device| *device == Device::wgpu(DeviceKind::Cpu);
-    match found.into_iter().find(|device| adapters == Adapters::Any || !is_software(device)) {
-        Some(device) => Ok(OpenDevice { device, name: "wgpu" }),
-        None => Err(DeviceError::NotFound { name: "wgpu", needs: "a Vulkan, Metal or DirectX driver" }),
-    }
+    found.retain(|device| adapters == Adapters::Any || !is_software(device));
+    choose(found, process, "wgpu", "a Vulkan, Metal or DirectX driver")
 }
 
 #[cfg(not(feature = "wgpu"))]
-fn wgpu(_: Adapters) -> Result<OpenDevice, DeviceError> {
+fn wgpu(_: Adapters, _: usize) -> Result<OpenDevice, DeviceError> {
     Err(DeviceError::NotBuilt { name: "wgpu" })
+}
+
+/// The device of one of several processes.
+#[cfg(any(feature = "cuda", feature = "wgpu"))]
+fn choose(
+    devices: Vec<Device>,
+    process: usize,
+    name: &'static str,
+    needs: &'static str,
+) -> Result<OpenDevice, DeviceError> {
+    let found = devices.len();
+    match devices.into_iter().nth(process) {
+        Some(device) => Ok(OpenDevice { device, name }),
+        None if found == 0 => Err(DeviceError::NotFound { name, needs }),
+        None => Err(DeviceError::TooFew { name, process, found }),
+    }
 }
 
 #[cfg(test)]

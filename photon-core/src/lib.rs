@@ -70,6 +70,7 @@ pub mod sampler;
 pub mod snapshot;
 pub mod state;
 pub mod tokenizer;
+pub mod unix_lines;
 
 /// The commit that this program was built from, or `unknown`.
 pub const BUILD_COMMIT: &str = env!("PHOTON_COMMIT");

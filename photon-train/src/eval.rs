@@ -7,6 +7,7 @@ use photon_core::tokenizer::Tokenizer;
 use serde::{Deserialize, Serialize};
 
 use crate::data::{Batch, TokenStore, eval_windows};
+use crate::ranks::Ranks;
 use crate::replicas::{Replicas, batch_ids};
 
 /// Rows that go through the model at once.
@@ -29,7 +30,7 @@ pub struct Evaluation {
 
 /// Evaluates on at most `max_tokens` tokens, in rows of `seq_len` that start without context.
 ///
-/// Bytes are those of the tokens looked at. For a tokenizer that is not byte-level and a store not looked at whole,
+/// Each rank looks at its share of the rows, and has the sums of all. Bytes are those of the tokens looked at. For a tokenizer that is not byte-level and a store not looked at whole,
 /// they are what each token decodes to alone, which can miss blanks.
 pub fn evaluate(
     model: &Model,
@@ -40,20 +41,28 @@ pub fn evaluate(
     replicas: &Replicas,
 ) -> Evaluation {
     let n_slots = model.hierarchy().map_or(1, |config| config.levels[0].chunk_len);
-    let windows = eval_windows(store, seq_len, max_tokens);
+    let ranks = replicas.ranks();
+    let mut windows = eval_windows(store, seq_len, max_tokens);
+    windows = windows.drain(ranks.share(windows.len())).collect();
     let batches: Vec<Batch> = windows.chunks(EVAL_ROWS).map(|rows| Batch::read(store, rows, seq_len)).collect();
     let shares = replicas.map(model, &batches, |model, share| {
         share.iter().fold(vec![(0.0, 0); n_slots], |slots, batch| add(slots, slot_sums(model, batch, n_slots)))
     });
     // A row shorter than a chunk never comes to the last slots.
-    let slots = shares.into_iter().fold(vec![(0.0, 0); n_slots], add).into_iter().filter(|(_, n)| *n > 0);
+    let own = shares.into_iter().fold(vec![(0.0, 0); n_slots], add);
+    let slots = sum_over_ranks(ranks, own).into_iter().filter(|(_, n)| *n > 0);
     let slots: Vec<(f64, usize)> = slots.collect();
     let nats: f64 = slots.iter().map(|(nats, _)| nats).sum();
     let n_tokens: usize = slots.iter().map(|(_, n)| n).sum();
     let nats_per_token = nats / n_tokens as f64;
     let n_bytes = match n_tokens == store.len() {
         true => store.text_bytes() as usize,
-        false => batches.iter().flat_map(real_tokens).map(|id| tokenizer.text_len(id)).sum(),
+        false => {
+            let own: usize = batches.iter().flat_map(real_tokens).map(|id| tokenizer.text_len(id)).sum();
+            let mut sum = [own as f64];
+            ranks.sum(&mut sum);
+            sum[0] as usize
+        }
     };
     let bytes_per_token = n_bytes as f64 / n_tokens as f64;
     Evaluation {
@@ -67,6 +76,12 @@ pub fn evaluate(
 
 fn add(a: Vec<(f64, usize)>, b: Vec<(f64, usize)>) -> Vec<(f64, usize)> {
     a.into_iter().zip(b).map(|((nats, n), (more_nats, more))| (nats + more_nats, n + more)).collect()
+}
+
+fn sum_over_ranks(ranks: &Ranks, slots: Vec<(f64, usize)>) -> Vec<(f64, usize)> {
+    let mut sums: Vec<f64> = slots.into_iter().flat_map(|(nats, n)| [nats, n as f64]).collect();
+    ranks.sum(&mut sums);
+    sums.chunks_exact(2).map(|slot| (slot[0], slot[1] as usize)).collect()
 }
 
 /// The tokens of a batch without its padding.

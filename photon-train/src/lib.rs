@@ -3,6 +3,7 @@
 //! ```text
 //! data       files -> documents -> token stores -> batches, each a pure function of (seed, step)
 //! replicas   batch -> gradients, on every core
+//! ranks      the same in several processes at once
 //! step       gradients -> weights, through the optimizer
 //! guard      which updates are skipped
 //! average    a moving average of the weights
@@ -28,6 +29,7 @@ pub mod events;
 pub mod guard;
 pub mod optimizer;
 pub mod parameters;
+pub mod ranks;
 pub mod record;
 pub mod replicas;
 pub mod report;

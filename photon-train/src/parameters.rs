@@ -6,6 +6,7 @@ use burn::module::{Module, ModuleVisitor, Param};
 use burn::optim::GradientsParams;
 use burn::tensor::Tensor;
 use photon_core::model::Model;
+use sha2::{Digest, Sha256};
 
 /// Where a visit of a model stands, for instance `encoders.0.stack.blocks.1.attention.q_proj.weight`.
 #[derive(Clone, Debug, Default)]
@@ -36,6 +37,19 @@ impl fmt::Display for ParameterPath {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0.join("."))
     }
+}
+
+/// Tells weights that differ in any bit apart.
+pub fn fingerprint(model: &Model) -> Vec<u8> {
+    struct Hash(Sha256);
+    impl ModuleVisitor for Hash {
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+            self.0.update(param.val().into_data().as_bytes());
+        }
+    }
+    let mut hash = Hash(Sha256::new());
+    model.visit(&mut hash);
+    hash.0.finalize().to_vec()
 }
 
 /// Parts of the model, such as `encoders.0` or `head`, with a gradient that is not finite.

@@ -20,7 +20,7 @@ use std::path::{Path, PathBuf};
 use photon_core::atomic_file::{self, UNFINISHED};
 use serde::Serialize;
 
-use crate::checkpoint::Checkpoints;
+use crate::checkpoint::{CHECKPOINTS, Checkpoints};
 use crate::events::EventFile;
 
 const LOCK: &str = "lock";
@@ -28,7 +28,6 @@ const CONFIG: &str = "run.toml";
 const METRICS: &str = "metrics.jsonl";
 const SAMPLES: &str = "samples.txt";
 const EVENTS: &str = "tensorboard";
-const CHECKPOINTS: &str = "checkpoints";
 
 /// Why something could not be recorded.
 #[derive(Debug, thiserror::Error)]
@@ -129,7 +128,7 @@ impl Claim {
 
     /// The checkpoints in it.
     pub fn checkpoints(&self) -> Checkpoints {
-        Checkpoints::new(self.path.join(CHECKPOINTS))
+        Checkpoints::of_run(&self.path)
     }
 
     /// Removes all but the lock: checkpoints first and the config last, so that a run that is half-removed is neither

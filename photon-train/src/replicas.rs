@@ -1,12 +1,13 @@
 //! Several copies of the model at work on one update, each on a core of its own.
 //!
 //! One model keeps little more than one core busy on the CPU backend. Copies share their weights (tensors are
-//! reference-counted). Each adds up the gradients of its micro-batches, then the sums are added: however many
-//! replicas there are, results differ by the order of additions only.
+//! reference-counted). Each adds up the gradients of its micro-batches, then the sums are added, and those of all ranks:
+//! however many replicas and ranks there are, results differ by the order of additions only.
 
+use std::rc::Rc;
 use std::thread;
 
-use burn::module::Module;
+use burn::module::{Module, ModuleVisitor, Param};
 use burn::optim::{GradientsAccumulator, GradientsParams};
 use burn::tensor::{Int, Tensor, TensorData};
 use photon_core::loss::Objective;
@@ -14,9 +15,11 @@ use photon_core::model::Model;
 use rayon::ThreadPool;
 
 use crate::data::Batch;
+use crate::ranks::Ranks;
 
-/// The workers of a run.
+/// The workers of a run in this process, and what joins them with those of others.
 pub struct Replicas {
+    ranks: Rc<Ranks>,
     /// One pool of one thread for each replica, so that a replica's products stay on its core. With one replica
     /// there is none: products then use all cores.
     pools: Vec<ThreadPool>,
@@ -33,18 +36,32 @@ pub struct BatchGradients {
 }
 
 impl Replicas {
-    /// `n` workers.
+    /// `n` workers, in the only process of a run.
     ///
     /// # Errors
     ///
     /// If the system gives no threads.
     pub fn new(n: usize) -> Result<Self, rayon::ThreadPoolBuildError> {
-        let pool = || rayon::ThreadPoolBuilder::new().num_threads(1).build();
-        let pools = if n > 1 { (0..n).map(|_| pool()).collect::<Result<_, _>>()? } else { Vec::new() };
-        Ok(Self { pools })
+        Self::on_rank(Rc::new(Ranks::alone()), n)
     }
 
-    /// Gradients of the batch that `micro_batches` make up.
+    /// `n` workers on one of the ranks of a run.
+    ///
+    /// # Errors
+    ///
+    /// If the system gives no threads.
+    pub fn on_rank(ranks: Rc<Ranks>, n: usize) -> Result<Self, rayon::ThreadPoolBuildError> {
+        let pool = || rayon::ThreadPoolBuilder::new().num_threads(1).build();
+        let pools = if n > 1 { (0..n).map(|_| pool()).collect::<Result<_, _>>()? } else { Vec::new() };
+        Ok(Self { ranks, pools })
+    }
+
+    /// The processes of the run.
+    pub fn ranks(&self) -> &Ranks {
+        &self.ranks
+    }
+
+    /// Gradients of the batch of which `micro_batches` are this rank's share.
     pub fn gradients(&self, model: &Model, objective: &Objective, micro_batches: &[Batch]) -> BatchGradients {
         let shares = self.map(model, micro_batches, |model, share| {
             let parts = share.iter().map(|batch| {
@@ -57,7 +74,7 @@ impl Replicas {
             });
             sum(model, parts)
         });
-        sum(model, shares)
+        sum_over_ranks(&self.ranks, model, sum(model, shares))
     }
 
     /// Shares the batches out among the replicas, in runs of neighbours; one result for each share, in order.
@@ -102,13 +119,60 @@ fn sum(model: &Model, parts: impl IntoIterator<Item = BatchGradients>) -> BatchG
     BatchGradients { grads: grads.grads(), cross_entropy_nats, reconstruction }
 }
 
+/// The sums of what all ranks hold.
+fn sum_over_ranks(ranks: &Ranks, model: &Model, own: BatchGradients) -> BatchGradients {
+    struct Flat<'a> {
+        grads: &'a GradientsParams,
+        tensors: Vec<Tensor<1>>,
+    }
+    impl ModuleVisitor for Flat<'_> {
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+            self.tensors.extend(self.grads.get::<D>(param.id).map(|grad| grad.reshape([-1])));
+        }
+    }
+    struct Apart<'a> {
+        grads: &'a GradientsParams,
+        values: Tensor<1>,
+        taken: usize,
+        summed: GradientsParams,
+    }
+    impl ModuleVisitor for Apart<'_> {
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+            let Some(grad) = self.grads.get::<D>(param.id) else { return };
+            let shape = grad.shape();
+            let end = self.taken + shape.num_elements();
+            self.summed.register(param.id, self.values.clone().slice([self.taken..end]).reshape(shape));
+            self.taken = end;
+        }
+    }
+
+    if ranks.n_ranks() == 1 {
+        return own;
+    }
+    let mut losses = [own.cross_entropy_nats, own.reconstruction];
+    ranks.sum(&mut losses);
+    let mut flat = Flat { grads: &own.grads, tensors: Vec::new() };
+    model.visit(&mut flat);
+    // One read of the device and one write, not one for each tensor.
+    let flat = Tensor::cat(flat.tensors, 0);
+    let device = flat.device();
+    let mut values: Vec<f32> = flat.try_into_vec_as().expect("gradients are f32");
+    ranks.sum_f32(&mut values);
+    let n = values.len();
+    let values = Tensor::from_data(TensorData::new(values, [n]), &device);
+    let mut apart = Apart { grads: &own.grads, values, taken: 0, summed: GradientsParams::new() };
+    model.visit(&mut apart);
+    let [cross_entropy_nats, reconstruction] = losses;
+    BatchGradients { grads: apart.summed, cross_entropy_nats, reconstruction }
+}
+
 /// The ids of a batch on the model's device: `[B, T]`.
 pub fn batch_ids(batch: &Batch, model: &Model) -> Tensor<2, Int> {
     let ids: Vec<i64> = batch.token_ids.iter().map(|&id| i64::from(id)).collect();
     Tensor::from_data(TensorData::new(ids, [batch.rows(), batch.seq_len()]), &model.device())
 }
 
-/// Replicas and rows of a micro-batch for a batch of `batch_size` rows, where a config leaves them open.
+/// Replicas and rows of a micro-batch for `batch_size` rows of one process, where a config leaves them open.
 pub fn divide(
     batch_size: usize,
     replicas: Option<usize>,

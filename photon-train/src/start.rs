@@ -1,5 +1,8 @@
 //! How a run comes to its first step: from fresh weights, or from its newest checkpoint that is whole.
 
+use std::path::Path;
+use std::rc::Rc;
+
 use burn::module::Module;
 use photon_core::device::OpenDevice;
 use photon_core::model::Model;
@@ -7,9 +10,10 @@ use photon_core::tokenizer::Tokenizer;
 use serde::Serialize;
 
 use crate::average::Average;
-use crate::checkpoint::{Found, MadeWith, TrainState, TrainingCheckpointError, differences};
+use crate::checkpoint::{Checkpoints, Found, MadeWith, TrainState, TrainingCheckpointError, differences};
 use crate::config::RunConfig;
 use crate::data::Prepared;
+use crate::ranks::{Ranks, RanksError};
 use crate::record::{Claim, Existing, RunFolder};
 use crate::replicas::{Replicas, divide};
 use crate::report::Observer;
@@ -22,7 +26,8 @@ pub(crate) struct Start {
     pub(crate) model: Model,
     pub(crate) average: Option<Average>,
     pub(crate) learner: Learner,
-    pub(crate) folder: RunFolder,
+    /// Of the first rank, which alone writes.
+    pub(crate) folder: Option<RunFolder>,
     pub(crate) state: TrainState,
 }
 
@@ -32,6 +37,7 @@ pub(crate) struct Setting<'a> {
     pub(crate) tokenizer: &'a Tokenizer,
     pub(crate) data: &'a Prepared,
     pub(crate) device: &'a OpenDevice,
+    pub(crate) ranks: &'a Rc<Ranks>,
 }
 
 /// What was asked for beside the config, and with what.
@@ -41,6 +47,7 @@ struct RunFacts<'a> {
     commit: &'a str,
     version: &'a str,
     device: &'a str,
+    ranks: usize,
     replicas: usize,
     micro_batch_size: usize,
     parameters: usize,
@@ -61,23 +68,39 @@ struct Resumed<'a> {
 }
 
 /// Begins a run or goes on with one, whichever is asked for and possible.
+///
+/// All ranks read the same checkpoint: the folder must be the same one for all of them.
 pub(crate) fn start(
     setting: &Setting,
-    claim: Claim,
+    path: &Path,
     existing: Existing,
     observer: &mut dyn Observer,
 ) -> Result<Start, TrainError> {
-    let checkpoints = claim.checkpoints();
+    let ranks = setting.ranks;
+    setting.check_ranks()?;
+    let claim = if ranks.is_first() { Some(Claim::new(path)?) } else { None };
     if existing != Existing::Resume {
         return begin(setting, claim, existing);
     }
-    checkpoints.clean()?;
+    let checkpoints = Checkpoints::of_run(path);
+    if ranks.is_first() {
+        checkpoints.clean()?;
+    }
+    ranks.wait();
     let (found, damaged) = checkpoints.newest_whole()?;
+    let found_step = found.as_ref().map(|found| found.state.step);
+    let fix = "all ranks must see the same run folder, on a file system that they share";
+    ranks.agree("newest checkpoint", fix, || format!("{found_step:?}").into())?;
     let Some(found) = found else {
-        observer.notice(&format!("{} has no checkpoint to go on from: beginning at step 0", claim.path().display()));
+        observer.notice(&format!("{} has no checkpoint to go on from: beginning at step 0", path.display()));
         return begin(setting, claim, Existing::Resume);
     };
-    let start = go_on(setting, claim, found, observer)?;
+    let start = go_on(setting, path, claim, found, observer)?;
+    // Nobody reads any more.
+    ranks.wait();
+    if !ranks.is_first() {
+        return Ok(start);
+    }
     for damaged in damaged {
         let aside = checkpoints.set_aside(&damaged)?;
         observer.notice(&format!(
@@ -90,7 +113,7 @@ pub(crate) fn start(
     Ok(start)
 }
 
-fn begin(setting: &Setting, claim: Claim, existing: Existing) -> Result<Start, TrainError> {
+fn begin(setting: &Setting, claim: Option<Claim>, existing: Existing) -> Result<Start, TrainError> {
     let Setting { config, data, device, .. } = *setting;
     let train = &config.train;
     let model = Model::new(&config.model, train.seed, &device.with_gradients(train.gradient_checkpointing));
@@ -100,6 +123,7 @@ fn begin(setting: &Setting, claim: Claim, existing: Existing) -> Result<Start, T
         commit: &made_with.commit,
         version: &made_with.version,
         device: device.name,
+        ranks: made_with.ranks,
         replicas: made_with.replicas,
         micro_batch_size: made_with.micro_batch_size,
         parameters: model.num_params(),
@@ -113,20 +137,25 @@ fn begin(setting: &Setting, claim: Claim, existing: Existing) -> Result<Start, T
     Ok(Start {
         average: train.ema.as_ref().map(|ema| Average::new(ema, &model)),
         learner: setting.learner(&model, &made_with)?,
-        folder: RunFolder::create(claim, existing, &config.to_toml(), &facts)?,
+        folder: claim.map(|claim| RunFolder::create(claim, existing, &config.to_toml(), &facts)).transpose()?,
         state: TrainState::new(made_with),
         model,
     })
 }
 
-fn go_on(setting: &Setting, claim: Claim, found: Found, observer: &mut dyn Observer) -> Result<Start, TrainError> {
+fn go_on(
+    setting: &Setting,
+    path: &Path,
+    claim: Option<Claim>,
+    found: Found,
+    observer: &mut dyn Observer,
+) -> Result<Start, TrainError> {
     let Setting { config, device, .. } = *setting;
     let now_with = setting.made_with();
     let was_with = &found.state.made_with;
     let differences = differences(&found.run_config, was_with, config, &now_with);
     if !differences.is_empty() {
-        let path = claim.path().into();
-        return Err(TrainingCheckpointError::Differs { path, differences }.into());
+        return Err(TrainingCheckpointError::Differs { path: path.into(), differences }.into());
     }
     for notice in notices(setting, &found, &now_with) {
         observer.notice(&notice);
@@ -142,8 +171,9 @@ fn go_on(setting: &Setting, claim: Claim, found: Found, observer: &mut dyn Obser
     let updates = found.state.average_updates;
     let average = ema.zip(average).map(|(ema, average)| Average::resume(ema, updates, &model, &average));
     let note = Resumed { from_step: found.state.step, steps: config.train.steps, made_with: &made_with };
-    let (folder, lost) = RunFolder::resume(claim, &found.state.files, &config.to_toml(), &note)?;
-    for lost in lost {
+    let resume = |claim| RunFolder::resume(claim, &found.state.files, &config.to_toml(), &note);
+    let (folder, lost) = claim.map(resume).transpose()?.unzip();
+    for lost in lost.into_iter().flatten() {
         observer.notice(&format!("warning: metrics of earlier steps are lost: {lost}"));
     }
     let mut state = found.state;
@@ -173,6 +203,12 @@ fn notices(setting: &Setting, found: &Found, now_with: &MadeWith) -> Vec<String>
             "keeping {replicas} replicas and micro-batches of {micro_batch_size} rows, with which the run was begun"
         ));
     }
+    if was_with.ranks != now_with.ranks {
+        notices.push(format!(
+            "the checkpoint is by {} processes, this run has {}: numbers differ by rounding",
+            was_with.ranks, now_with.ranks
+        ));
+    }
     let build = |with: &MadeWith| format!("photon {} ({}) on {}", with.version, with.commit, with.device);
     if build(was_with) != build(now_with) {
         notices.push(format!(
@@ -185,12 +221,32 @@ fn notices(setting: &Setting, found: &Found, now_with: &MadeWith) -> Vec<String>
 }
 
 impl Setting<'_> {
+    /// Whether the ranks can work on one run.
+    fn check_ranks(&self) -> Result<(), RanksError> {
+        let (batch_size, n_ranks) = (self.config.train.batch_size, self.ranks.n_ranks());
+        if batch_size < n_ranks {
+            return Err(RanksError::TooMany { batch_size, n_ranks });
+        }
+        let mut config = self.config.clone();
+        // Where texts lie may differ; what they hold may not.
+        config.train.data.for_each_path(String::clear);
+        config.train.tokenizer.clear();
+        let fix = "start all ranks with the same config and the same --set";
+        self.ranks.agree("config", fix, || config.to_toml().into())?;
+        let MadeWith { device, tokenizer, data, version, commit, .. } = self.made_with();
+        self.ranks.agree("tokenizer", "copy the first one's to all machines", || tokenizer.into())?;
+        self.ranks.agree("text", "copy the first one's data to all machines", || data.into())?;
+        let fix = "install the same build, on the same kind of device";
+        self.ranks.agree("program or device", fix, || format!("{device} {version} {commit}").into())
+    }
+
     fn made_with(&self) -> MadeWith {
         let train = &self.config.train;
-        let (replicas, micro_batch_size) =
-            divide(train.batch_size, train.replicas, train.micro_batch_size, self.device.name);
+        let rows = train.batch_size.div_ceil(self.ranks.n_ranks());
+        let (replicas, micro_batch_size) = divide(rows, train.replicas, train.micro_batch_size, self.device.name);
         MadeWith {
             device: self.device.name.into(),
+            ranks: self.ranks.n_ranks(),
             replicas,
             micro_batch_size,
             tokenizer: self.tokenizer.fingerprint().into(),
@@ -202,7 +258,7 @@ impl Setting<'_> {
 
     fn learner(&self, model: &Model, with: &MadeWith) -> Result<Learner, TrainError> {
         let train = &self.config.train;
-        let replicas = Replicas::new(with.replicas)?;
+        let replicas = Replicas::on_rank(self.ranks.clone(), with.replicas)?;
         Ok(Learner::new(model, &train.optimizer, train.alpha, with.micro_batch_size, replicas))
     }
 }

@@ -77,10 +77,12 @@ impl Learner {
         &mut self.optimizer
     }
 
-    /// The gradients of a batch, clipped together.
+    /// The gradients of a batch, clipped together. Every rank is given the whole batch, works on its share of it, and has
+    /// the gradients of all.
     pub fn gradients(&self, model: &Model, batch: &Batch) -> Gradients {
         let objective = Objective::of_places(&model.config(), self.alpha, &batch.is_real(), batch.rows());
-        let result = self.replicas.gradients(model, &objective, &batch.split(self.micro_batch_size));
+        let share = batch.part(self.replicas.ranks().share(batch.rows()));
+        let result = self.replicas.gradients(model, &objective, &share.split(self.micro_batch_size));
         let (grads, gradient_norm) = clip_global_norm(model, result.grads, self.clip_norm);
         let update = Update {
             cross_entropy_nats: result.cross_entropy_nats,

@@ -1,6 +1,7 @@
 //! The loop: batch, gradients, guard, update; now and then an evaluation, a sample, a checkpoint.
 
 use std::path::Path;
+use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
@@ -16,8 +17,9 @@ use crate::config::RunConfig;
 use crate::data::{BatchLoader, BatchSource, Prepared, TokenStore};
 use crate::eval::evaluate;
 use crate::guard::SkipReason;
-use crate::parameters::parts_with_bad_gradients;
-use crate::record::{Claim, Existing, RecordError, RunFolder};
+use crate::parameters::{fingerprint, parts_with_bad_gradients};
+use crate::ranks::{Ranks, RanksError};
+use crate::record::{Existing, RecordError, RunFolder};
 use crate::replicas::without_gradients;
 use crate::report::{EvalReport, Line, Observer, Outcome, SkipReport, StepReport, StuckReport};
 use crate::sample::{SampleError, sample_text};
@@ -57,6 +59,9 @@ pub enum TrainError {
     /// Too many updates in a row had to be skipped.
     #[error(transparent)]
     Stuck(Box<StuckReport>),
+    /// The processes of the run.
+    #[error(transparent)]
+    Ranks(#[from] RanksError),
     /// No threads for the replicas.
     #[error("cannot start the worker threads: {0}")]
     Threads(#[from] rayon::ThreadPoolBuildError),
@@ -72,6 +77,8 @@ pub struct RunPlace<'a> {
     pub stop: &'a AtomicBool,
     /// Told of every step and evaluation.
     pub observer: &'a mut dyn Observer,
+    /// The processes that work on it.
+    pub ranks: &'a Rc<Ranks>,
 }
 
 /// A run under way.
@@ -83,7 +90,8 @@ struct Trainer<'a> {
     bytes_per_token: f64,
     learner: Learner,
     average: Option<Average>,
-    folder: RunFolder,
+    /// Of the first rank, which alone writes.
+    folder: Option<RunFolder>,
     state: TrainState,
     saved_step: Option<u64>,
     observer: &'a mut dyn Observer,
@@ -104,9 +112,9 @@ pub fn train(
 ) -> Result<Outcome, TrainError> {
     check_vocabulary(config, tokenizer)?;
     let data = data.packed_for(config.model.meta_chunk_tokens());
-    let setting = Setting { config, tokenizer, data: &data, device };
+    let setting = Setting { config, tokenizer, data: &data, device, ranks: place.ranks };
     let Start { model, average, learner, folder, state } =
-        start(&setting, Claim::new(place.folder)?, place.existing, place.observer)?;
+        start(&setting, place.folder, place.existing, place.observer)?;
     let train = &config.train;
     let bytes_per_token = data.train.bytes_per_token();
     let source = BatchSource::new(Arc::new(data.train), train.seq_len, train.batch_size, train.seed);
@@ -146,7 +154,7 @@ impl Trainer<'_> {
         if self.state.last.is_none() {
             self.evaluate(&model)?;
         }
-        while self.state.step < train.steps && !stop.load(Ordering::Relaxed) {
+        while self.state.step < train.steps && !self.ranks().any(stop.load(Ordering::Relaxed)) {
             model = self.step(model)?;
             let step = self.state.step;
             let is_last = step == train.steps;
@@ -223,18 +231,21 @@ impl Trainer<'_> {
             bad_parts: parts_with_bad_gradients(model, &gradients.grads),
             skipped_in_a_row: guard.skipped_in_a_row,
         };
-        self.folder.metrics(&Line::Skip(&report))?;
-        self.folder.scalar("train/skipped_updates", guard.skipped as f64, report.step)?;
+        if let Some(folder) = &mut self.folder {
+            folder.metrics(&Line::Skip(&report))?;
+            folder.scalar("train/skipped_updates", guard.skipped as f64, report.step)?;
+        }
         self.observer.skip(&report);
         if report.skipped_in_a_row < self.config.train.guards.max_skips_in_a_row {
             return Ok(());
         }
-        let checkpoint = self.folder.checkpoints().newest()?;
+        let checkpoint = self.folder.as_ref().map(|folder| folder.checkpoints().newest()).transpose()?.flatten();
         Err(TrainError::Stuck(Box::new(StuckReport { last: report, recent: guard.recent_lines(), checkpoint })))
     }
 
     fn record_step(&mut self, report: &StepReport) -> Result<(), TrainError> {
-        self.folder.metrics(&Line::Step(report))?;
+        let Some(folder) = &mut self.folder else { return Ok(()) };
+        folder.metrics(&Line::Step(report))?;
         for (tag, value) in [
             ("train/loss_nats", report.loss_nats),
             ("train/bits_per_byte", report.bits_per_byte),
@@ -243,12 +254,16 @@ impl Trainer<'_> {
             ("train/tokens_per_sec", report.tokens_per_sec),
             ("train/data_wait_share", self.batches.wait_share()),
         ] {
-            self.folder.scalar(tag, value, report.step)?;
+            folder.scalar(tag, value, report.step)?;
         }
         if self.config.train.alpha > 0.0 {
-            self.folder.scalar("train/reconstruction", report.reconstruction, report.step)?;
+            folder.scalar("train/reconstruction", report.reconstruction, report.step)?;
         }
         Ok(())
+    }
+
+    fn ranks(&self) -> &Ranks {
+        self.learner.replicas().ranks()
     }
 
     /// The weights that are evaluated and exported: the average where there is one.
@@ -268,17 +283,19 @@ impl Trainer<'_> {
             return Err(TrainError::NotFinite { step });
         }
         let sample = match train.eval.sample_tokens {
-            0 => None,
+            n if n == 0 || self.folder.is_none() => None,
             n => Some(sample_text(&model, self.tokenizer, &train.eval.sample_prompt, n, train.seed)?),
         };
         let bits_per_byte = held_out.bits_per_byte;
         let is_best = step > 0 && self.state.best.is_none_or(|best| bits_per_byte < best.bits_per_byte);
         let report = EvalReport { step, held_out, sample, is_best };
-        self.folder.metrics(&Line::Evaluation(&report))?;
-        self.folder.scalar("held_out/bits_per_byte", report.held_out.bits_per_byte, step)?;
-        self.folder.scalar("held_out/loss_nats", report.held_out.nats_per_token, step)?;
-        if let Some(sample) = &report.sample {
-            self.folder.sample(step, sample)?;
+        if let Some(folder) = &mut self.folder {
+            folder.metrics(&Line::Evaluation(&report))?;
+            folder.scalar("held_out/bits_per_byte", report.held_out.bits_per_byte, step)?;
+            folder.scalar("held_out/loss_nats", report.held_out.nats_per_token, step)?;
+            if let Some(sample) = &report.sample {
+                folder.sample(step, sample)?;
+            }
         }
         if is_best {
             self.state.best = Some(Best { step, bits_per_byte });
@@ -299,10 +316,14 @@ impl Trainer<'_> {
                 return Err(TrainError::NotFinite { step });
             }
         }
-        self.state.files = self.folder.lengths()?;
+        let same = "a machine or its memory is at fault; go on from the newest checkpoint with --resume";
+        self.ranks().agree("weights", same, || fingerprint(model))?;
+        self.saved_step = Some(step);
+        let Some(folder) = &mut self.folder else { return Ok(()) };
+        self.state.files = folder.lengths()?;
         self.state.average_updates = self.average.as_ref().map_or(0, Average::updates);
         let trained = self.average.as_ref().map(|_| without_gradients(model));
-        let checkpoints = self.folder.checkpoints();
+        let checkpoints = folder.checkpoints();
         checkpoints.save(&Contents {
             evaluated: &evaluated,
             trained: trained.as_ref(),
@@ -312,7 +333,6 @@ impl Trainer<'_> {
             state: &self.state,
         })?;
         checkpoints.retain(&self.config.train.checkpoints)?;
-        self.saved_step = Some(step);
         Ok(())
     }
 }

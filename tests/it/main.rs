@@ -20,6 +20,7 @@ mod import;
 mod memory;
 mod offload;
 mod programs;
+mod ranks;
 mod readme;
 mod resume;
 mod runs;

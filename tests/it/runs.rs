@@ -1,12 +1,14 @@
 //! Runs of a tiny model through the library.
 
 use std::path::PathBuf;
+use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use photon_core::device::DeviceChoice;
 use photon_core::tokenizer::Tokenizer;
 use photon_train::config::RunConfig;
 use photon_train::data::{Prepared, prepare};
+use photon_train::ranks::Ranks;
 use photon_train::record::Existing;
 use photon_train::report::{EvalReport, Observer, Outcome, StepReport};
 use photon_train::trainer::{RunPlace, TrainError, train};
@@ -54,7 +56,7 @@ impl Run {
         observer: &mut dyn Observer,
     ) -> Result<Outcome, TrainError> {
         let device = DeviceChoice::Cpu.open().unwrap();
-        let place = RunPlace { folder: &self.out(), existing, stop, observer };
+        let place = RunPlace { folder: &self.out(), existing, stop, observer, ranks: &Rc::new(Ranks::alone()) };
         train(config, &Tokenizer::bytes(), self.data_of(config), &device, place)
     }
 

@@ -6,6 +6,7 @@ use anyhow::{Context, Result, ensure};
 use clap::Args;
 use photon_core::checkpoint::Checkpoint;
 use photon_core::device::DeviceChoice;
+use photon_core::unix_lines::UnixLines;
 use photon_infer::feedback::Feedback;
 use photon_infer::fidelity::{Fidelity, FidelityConfig, f16_bytes, fidelity, windows};
 use photon_infer::presets::DEFAULT_PRESET;
@@ -73,6 +74,7 @@ pub(super) fn run(args: &FidelityArgs) -> Result<()> {
         .collect::<Result<Vec<_>>>()?;
     let name = args.text.display().to_string();
     let text = std::fs::read(&args.text).with_context(|| format!("cannot read the text {name}"))?;
+    let text = UnixLines::of(&text);
     let windows = windows(&checkpoint.tokenizer.encode(&text, &name)?, &config).context(name)?;
     let f16_bytes = f16_bytes(&checkpoint.model, &windows[0]);
     let mut lines = Vec::with_capacity(plans.len());

@@ -21,6 +21,8 @@ use crate::optimizer::OptimizerMemory;
 /// What a folder is called while it is removed; whoever starts removes what a killed process has left.
 const REMOVED: &str = ".removed-";
 const STEP: &str = "step-";
+/// In a run folder.
+pub(crate) const CHECKPOINTS: &str = "checkpoints";
 const DAMAGED: &str = "damaged-";
 
 /// The folder of a run's checkpoints.
@@ -74,6 +76,11 @@ impl Checkpoints {
     /// Those in `path`, which need not be there.
     pub fn new(path: PathBuf) -> Self {
         Self { path }
+    }
+
+    /// Those of the run in `folder`.
+    pub fn of_run(folder: &Path) -> Self {
+        Self::new(folder.join(CHECKPOINTS))
     }
 
     /// Writes a checkpoint and makes it `last`, and `best` if it is. Earlier ones stay as they are.

@@ -58,7 +58,10 @@ pub struct Measured {
 pub struct MadeWith {
     /// `cpu`, `cuda` or `wgpu`.
     pub device: String,
-    /// Models side by side; decides the order of sums.
+    /// Processes on the run; decides the order of sums.
+    #[serde(default = "one")]
+    pub ranks: usize,
+    /// Models side by side in each of them; decides the order of sums.
     pub replicas: usize,
     /// Rows that go through a model at once; decides the order of sums.
     pub micro_batch_size: usize,
@@ -70,6 +73,11 @@ pub struct MadeWith {
     pub version: String,
     /// What the program was built from.
     pub commit: String,
+}
+
+/// The ranks of a run whose checkpoints do not name them.
+fn one() -> usize {
+    1
 }
 
 impl TrainState {

@@ -2,6 +2,7 @@
 
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
+use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -9,10 +10,13 @@ use anyhow::{Context, Result, bail};
 use clap::Args;
 use indicatif::ProgressBar;
 use photon_core::device::DeviceChoice;
+use photon_core::error_text::error_text;
+use photon_core::tokenizer::Tokenizer;
 use photon_train::config::RunConfig;
-use photon_train::data::prepare;
+use photon_train::data::{Prepared, Progress, prepare};
+use photon_train::ranks::Ranks;
 use photon_train::record::{Existing, check_free};
-use photon_train::report::{EvalReport, Observer, SkipReport, StepReport};
+use photon_train::report::{EvalReport, Observer, Outcome, SkipReport, StepReport};
 use photon_train::trainer::{RunPlace, check_vocabulary, train};
 
 use super::{bar, log, print, progress::DataProgress};
@@ -25,6 +29,8 @@ Examples:
   photon-train run configs/train/quickstart.toml --out runs/a --resume
   # Train longer than was planned: from here on the learning rate follows the schedule of the new length.
   photon-train run configs/train/quickstart.toml --out runs/a --resume --set steps=2400
+  # Two processes on one run, here or on two machines (built with `--features photon-train/mpi`).
+  mpirun -n 2 photon-train run configs/train/quickstart.toml --out runs/a
 
 To go on, everything must be as it was but `steps`, which may rise, `checkpoint_every_steps`, `checkpoints` and `guards`.";
 
@@ -51,33 +57,21 @@ pub(super) struct RunArgs {
 }
 
 pub(super) fn run(args: RunArgs) -> Result<()> {
-    let config = RunConfig::load(&args.config, &args.set)?;
-    let out = match &args.out {
-        Some(out) => out.clone(),
-        None => Path::new("runs").join(args.config.file_stem().context("the config has no file name")?),
+    let ranks = Rc::new(Ranks::join()?);
+    let config = RunConfig::load(&args.config, &args.set);
+    let (config, out, outcome) = match config.map_err(Into::into).and_then(|config| train_on(&ranks, config, &args)) {
+        Ok(done) => done,
+        Err(error) if ranks.n_ranks() > 1 => {
+            log(format!("error: rank {}: {}", ranks.rank(), error_text(&*error)));
+            ranks.abort();
+            return Err(error);
+        }
+        Err(error) => return Err(error),
     };
-    let existing = match (args.overwrite, args.resume) {
-        (true, _) => Existing::Replace,
-        (_, true) => Existing::Resume,
-        _ => Existing::Refuse,
-    };
-    check_free(&out, existing)?;
-    let tokenizer = config.train.load_tokenizer()?;
-    check_vocabulary(&config, &tokenizer)?;
-    let device = args.device.open()?;
-    let stop = stop_on_interrupt()?;
-    // Beside the runs, so that the next run on the same text finds the tokens.
-    let cache = out.parent().unwrap_or(Path::new("")).join(".tokens");
-    let progress = DataProgress::new();
-    let data = prepare(&config.train.data, &tokenizer, &cache, config.train.seq_len, &|now| progress.show(now))?;
-    progress.end();
-    log(&data.report);
-    log(format!("device: {}; run folder: {}", device.name, out.display()));
-
-    let mut watch = Watch::new(config.train.steps);
-    let place = RunPlace { folder: &out, existing, stop: &stop, observer: &mut watch };
-    let outcome = train(&config, &tokenizer, data, &device, place)?;
-    watch.bar.finish_and_clear();
+    ranks.finish();
+    if !ranks.is_first() {
+        return Ok(());
+    }
     if outcome.interrupted {
         bail!(
             "interrupted after {} of {} steps; the weights are in {}\nto go on:\n  {}",
@@ -97,6 +91,57 @@ pub(super) fn run(args: RunArgs) -> Result<()> {
         shell_word(&out.join("checkpoints/best").display().to_string()),
         shell_word(&config.train.eval.sample_prompt)
     ))
+}
+
+/// The work of one rank; the first alone shows it.
+fn train_on(ranks: &Rc<Ranks>, config: RunConfig, args: &RunArgs) -> Result<(RunConfig, PathBuf, Outcome)> {
+    let out = match &args.out {
+        Some(out) => out.clone(),
+        None => Path::new("runs").join(args.config.file_stem().context("the config has no file name")?),
+    };
+    let existing = match (args.overwrite, args.resume) {
+        (true, _) => Existing::Replace,
+        (_, true) => Existing::Resume,
+        _ => Existing::Refuse,
+    };
+    if ranks.is_first() {
+        check_free(&out, existing)?;
+    }
+    let tokenizer = config.train.load_tokenizer()?;
+    check_vocabulary(&config, &tokenizer)?;
+    let device = args.device.open_on(ranks.local_rank())?;
+    let stop = stop_on_interrupt(ranks.is_first())?;
+    // Beside the runs, so that the next run on the same text finds the tokens.
+    let cache = out.parent().unwrap_or(Path::new("")).join(".tokens");
+    let data = prepare_in_turn(ranks, &config, &tokenizer, &cache)?;
+    if !ranks.is_first() {
+        let place = RunPlace { folder: &out, existing, stop: &stop, observer: &mut Unseen, ranks };
+        let outcome = train(&config, &tokenizer, data, &device, place)?;
+        return Ok((config, out, outcome));
+    }
+    log(&data.report);
+    let among = if ranks.n_ranks() > 1 { format!("; processes: {}", ranks.n_ranks()) } else { String::new() };
+    log(format!("device: {}; run folder: {}{among}", device.name, out.display()));
+    let mut watch = Watch::new(config.train.steps);
+    let place = RunPlace { folder: &out, existing, stop: &stop, observer: &mut watch, ranks };
+    let outcome = train(&config, &tokenizer, data, &device, place)?;
+    watch.bar.finish_and_clear();
+    Ok((config, out, outcome))
+}
+
+/// The first rank tokenises; the others then find the tokens there.
+fn prepare_in_turn(ranks: &Ranks, config: &RunConfig, tokenizer: &Tokenizer, cache: &Path) -> Result<Prepared> {
+    let prepare =
+        |show: &(dyn Fn(Progress) + Sync)| prepare(&config.train.data, tokenizer, cache, config.train.seq_len, show);
+    if !ranks.is_first() {
+        ranks.wait();
+        return Ok(prepare(&|_| ())?);
+    }
+    let progress = DataProgress::new();
+    let data = prepare(&|now| progress.show(now))?;
+    progress.end();
+    ranks.wait();
+    Ok(data)
 }
 
 /// What to type to go on.
@@ -121,17 +166,27 @@ fn shell_word(text: &str) -> String {
 }
 
 /// A flag that the first Ctrl-C sets; the second ends the program at once.
-fn stop_on_interrupt() -> Result<Arc<AtomicBool>> {
+fn stop_on_interrupt(is_seen: bool) -> Result<Arc<AtomicBool>> {
     let stop = Arc::new(AtomicBool::new(false));
     let flag = stop.clone();
     ctrlc::set_handler(move || {
         if flag.swap(true, Ordering::Relaxed) {
             std::process::exit(130);
         }
-        log("stopping after this step and saving (again to stop at once)");
+        if is_seen {
+            log("stopping after this step and saving (again to stop at once)");
+        }
     })
     .context("cannot listen for Ctrl-C")?;
     Ok(stop)
+}
+
+/// Shows nothing: what all ranks do, the first tells.
+struct Unseen;
+
+impl Observer for Unseen {
+    fn step(&mut self, _: &StepReport) {}
+    fn evaluation(&mut self, _: &EvalReport) {}
 }
 
 /// Shows the run: a bar on a terminal, a line now and then elsewhere.

@@ -79,22 +79,27 @@ impl Batch {
         self.is_real().into_iter().filter(|&is_real| is_real).count()
     }
 
+    /// Some of the rows.
+    ///
+    /// # Panics
+    /// When there are fewer rows.
+    pub fn part(&self, rows: Range<usize>) -> Self {
+        let places = rows.start * self.seq_len..rows.end * self.seq_len;
+        Self {
+            token_ids: self.token_ids[places.clone()].to_vec(),
+            lens: self.lens[rows].to_vec(),
+            documents: self.documents[places].to_vec(),
+            seq_len: self.seq_len,
+        }
+    }
+
     /// The same rows in batches of `micro_batch_rows`, the last of which may be smaller.
     ///
     /// # Panics
     /// When `micro_batch_rows` is 0.
     pub fn split(&self, micro_batch_rows: usize) -> Vec<Self> {
-        let places = micro_batch_rows * self.seq_len;
-        let ids_and_documents = self.token_ids.chunks(places).zip(self.documents.chunks(places));
-        ids_and_documents
-            .zip(self.lens.chunks(micro_batch_rows))
-            .map(|((token_ids, documents), lens)| Self {
-                token_ids: token_ids.to_vec(),
-                lens: lens.to_vec(),
-                documents: documents.to_vec(),
-                seq_len: self.seq_len,
-            })
-            .collect()
+        let firsts = (0..self.rows()).step_by(micro_batch_rows);
+        firsts.map(|first| self.part(first..(first + micro_batch_rows).min(self.rows()))).collect()
     }
 }
 

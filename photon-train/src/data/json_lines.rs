@@ -2,13 +2,13 @@
 
 use std::{borrow::Cow, fmt, io::BufRead, ops::ControlFlow};
 
+use photon_core::unix_lines::UnixLines;
 use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, Visitor};
 use serde_json::Value;
 
 use super::{
     DataError, TextFile,
     documents::{Notes, Visit, visit_document},
-    text::UnixLines,
 };
 
 /// Reads `lines`, the unpacked contents of `file`.

@@ -12,11 +12,11 @@ use parquet::{
         reader::{FileReader, SerializedFileReader},
     },
 };
+use photon_core::unix_lines::UnixLines;
 
 use super::{
     DataError, TextFile,
     documents::{Notes, Visit, visit_document},
-    text::UnixLines,
 };
 
 /// Rows that are in memory at once.

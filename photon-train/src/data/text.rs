@@ -5,6 +5,8 @@ use std::{
     ops::ControlFlow,
 };
 
+use photon_core::unix_lines::UnixLines;
+
 use super::{
     DataError, TextFile,
     documents::{Notes, PART_BYTES, Part, Visit, part_end},
@@ -45,29 +47,6 @@ pub(super) fn read(file: &TextFile, mut bytes: impl Read, visit: &mut Visit) -> 
         let _ = visit(Part { document: 0, offset, text: &text, ends_document: true, hash: None });
     }
     Ok(Notes { empty: u64::from(n_read == 0), not_utf8_at: utf8.finish() })
-}
-
-/// CRLF and lone CR become LF, across pieces of a text.
-#[derive(Default)]
-pub(super) struct UnixLines {
-    after_cr: bool,
-}
-
-impl UnixLines {
-    pub(super) fn push(&mut self, raw: &[u8], text: &mut Vec<u8>) {
-        if !self.after_cr && !raw.contains(&b'\r') {
-            text.extend_from_slice(raw);
-            return;
-        }
-        for &byte in raw {
-            match byte {
-                b'\n' if self.after_cr => {}
-                b'\r' => text.push(b'\n'),
-                _ => text.push(byte),
-            }
-            self.after_cr = byte == b'\r';
-        }
-    }
 }
 
 /// Finds the first byte that is not UTF-8, across pieces of a text.
