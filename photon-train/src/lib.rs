@@ -4,13 +4,16 @@
 //! data       files -> documents -> token stores -> batches, each a pure function of (seed, step)
 //! replicas   batch -> gradients, on every core
 //! step       gradients -> weights, through the optimizer
+//! parts      parts of a model by name, for parameter groups
+//! schedule   learning rates
 //! guard      which updates are skipped
 //! average    a moving average of the weights
 //! eval       weights -> bits per byte
 //! record     the run folder: config, metrics, events, samples
 //! events     curves for TensorBoard
 //! checkpoint all that a run needs to go on
-//! start      fresh weights, or the newest checkpoint
+//! init_from  fresh weights, in part from another run
+//! start      these weights, or the newest checkpoint
 //! report     what a run tells of itself
 //! trainer    the loop over all of it
 //! ```
@@ -26,8 +29,11 @@ pub mod data;
 pub mod eval;
 pub mod events;
 pub mod guard;
+pub mod init_from;
+mod muon;
 pub mod optimizer;
 pub mod parameters;
+pub mod parts;
 pub mod record;
 pub mod replicas;
 pub mod report;

@@ -21,6 +21,7 @@ mod memory;
 mod offload;
 mod programs;
 mod readme;
+mod recipes;
 mod resume;
 mod runs;
 mod sessions;

@@ -26,6 +26,7 @@ mod state;
 pub use differences::{Difference, differences};
 pub use folder::{Checkpoints, Contents, Damaged, Found};
 pub use manifest::DamageError;
+pub(crate) use manifest::file_hash;
 pub use state::{Best, MadeWith, Measured, TrainState};
 
 use std::path::PathBuf;

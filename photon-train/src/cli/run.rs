@@ -48,6 +48,10 @@ pub(super) struct RunArgs {
     /// Go on with the run that the folder holds; where there is none, begin one.
     #[arg(long, conflicts_with = "overwrite")]
     resume: bool,
+    /// With --resume: a key of the config that may have changed, such as optimizer.learning_rate; may be given several
+    /// times.
+    #[arg(long, value_name = "KEY", requires = "resume")]
+    accept: Vec<String>,
 }
 
 pub(super) fn run(args: RunArgs) -> Result<()> {
@@ -65,6 +69,7 @@ pub(super) fn run(args: RunArgs) -> Result<()> {
     let tokenizer = config.train.load_tokenizer()?;
     check_vocabulary(&config, &tokenizer)?;
     let device = args.device.open()?;
+    config.train.precision.check(&config.model, &device.device, device.name)?;
     let stop = stop_on_interrupt()?;
     // Beside the runs, so that the next run on the same text finds the tokens.
     let cache = out.parent().unwrap_or(Path::new("")).join(".tokens");
@@ -75,7 +80,7 @@ pub(super) fn run(args: RunArgs) -> Result<()> {
     log(format!("device: {}; run folder: {}", device.name, out.display()));
 
     let mut watch = Watch::new(config.train.steps);
-    let place = RunPlace { folder: &out, existing, stop: &stop, observer: &mut watch };
+    let place = RunPlace { folder: &out, existing, accept: &args.accept, stop: &stop, observer: &mut watch };
     let outcome = train(&config, &tokenizer, data, &device, place)?;
     watch.bar.finish_and_clear();
     if outcome.interrupted {
