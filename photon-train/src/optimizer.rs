@@ -75,7 +75,8 @@ impl Optimizer {
         reader.memory
     }
 
-    /// Takes up what [`Optimizer::memory`] gave for a model of the same parameters, and forgets the rest.
+    /// Takes up what [`Optimizer::memory`] gave for a model of the same parameters, and forgets the rest, also what it
+    /// gave for parameters that are frozen now.
     ///
     /// # Errors
     ///
@@ -281,7 +282,10 @@ impl ModuleVisitor for WriteMemory<'_> {
                 self.problems.push(format!("{name} has shape {found:?}, expected {expected:?}"));
             }
         }
-        self.states.insert(param.id, state);
+        // What is frozen now is no longer remembered.
+        if tensor.is_require_grad() {
+            self.states.insert(param.id, state);
+        }
     }
 }
 

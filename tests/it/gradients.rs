@@ -57,7 +57,7 @@ fn every_parameter_learns_from_the_first_step() {
         let model = Model::new(&case.config, 3, &Device::flex().autodiff());
         for alpha in [0.0, 0.3] {
             let rows = random_rows(2, 3 * case.config.meta_chunk_tokens().max(4), 21);
-            for (path, gradient) in gradients(&model, loss(&model, &rows, alpha)) {
+            for (path, gradient) in gradients(&model, loss(&model, &rows, [alpha, 0.0])) {
                 assert!(gradient.iter().all(|g| g.is_finite()), "{}: {path} at alpha {alpha}", case.name);
                 assert!(gradient.iter().any(|&g| g != 0.0), "{}: {path} gets none at alpha {alpha}", case.name);
             }
@@ -71,7 +71,7 @@ fn running_blocks_again_gives_the_same_gradients() {
         let rows = random_rows(2, 3 * case.config.meta_chunk_tokens().max(4), 24);
         let of = |device: Device| {
             let model = shaken(&case.config, &device);
-            gradients(&model, loss(&model, &rows, 0.3))
+            gradients(&model, loss(&model, &rows, [0.3, 0.0]))
         };
         let kept = of(Device::flex().autodiff());
         let again = of(Device::flex().autodiff().gradient_checkpointing());

@@ -41,6 +41,20 @@ fn every_optimizer_learns() {
 }
 
 #[test]
+fn a_trunk_with_a_decay_added_is_the_run_that_was_planned_so() {
+    let wsd = |decay_steps: u64| format!("optimizer.schedule={{ wsd = {{ decay_steps = {decay_steps} }} }}");
+    let run = trained(&["steps=10", &wsd(0)]);
+    let mut config = run.config.clone();
+    config.train.steps = 16;
+    config.train.optimizer.schedule = Run::new(&[&wsd(4)]).config.train.optimizer.schedule;
+    run.resume_accepting(&config, &["optimizer.schedule.wsd.decay_steps"]).unwrap();
+    let planned = trained(&["steps=16", &wsd(4)]);
+    assert_eq!(steps(&run), steps(&planned));
+    let weights = |run: &Run| Weights::read(&run.out().join("checkpoints/last/model.safetensors"));
+    assert!(weights(&run) == weights(&planned));
+}
+
+#[test]
 fn frozen_parts_stay_and_nothing_is_remembered_of_them() {
     for others in
         [&["replicas=2", "micro_batch_size=1"][..], &["gradient_checkpointing=true"], &["optimizer.kind=muon"]]
@@ -72,7 +86,7 @@ fn a_z_loss_is_told_apart_from_the_cross_entropy() {
     assert!(plain.iter().all(|line| number(line, "z") == 0.0));
     // Fresh logits are near zero: the log of the number of tokens, squared.
     assert!((number(&with_z[0], "z") - 257_f64.ln().powi(2)).abs() < 0.5, "{}", with_z[0]);
-    assert!(number(&with_z[29], "z") < 0.5 * number(&with_z[0], "z"), "{}", with_z[29]);
+    assert!(number(&with_z[29], "z") < 0.8 * number(&with_z[0], "z"), "{}", with_z[29]);
     assert_ne!(plain[1]["loss_nats"], with_z[1]["loss_nats"]);
 }
 
@@ -121,7 +135,7 @@ fn fewer_bits_learn_nearly_the_same_and_are_evaluated_in_all_of_them() {
             let run = trained(&[&["steps=25", precision], others].concat());
             assert_eq!(evaluations(&run)[0], evaluations(&plain)[0]);
             let (losses, expected) = (run.losses_nats(), plain.losses_nats());
-            assert_ne!(losses[0], expected[0], "{precision}");
+            assert_ne!(losses, expected, "{precision}");
             for (step, (loss, expected)) in losses.iter().zip(&expected).enumerate() {
                 // Three decimal digits of every product, and what comes of it in some twenty steps.
                 let allowed = if step == 0 { 2e-3 } else { 5e-2 };
