@@ -17,6 +17,7 @@ use crate::state::State;
 
 /// Any model.
 #[derive(Module, Debug)]
+#[expect(clippy::large_enum_variant, reason = "one value for each model that is made")]
 pub enum Model {
     /// The hierarchical model.
     Photon(Photon),

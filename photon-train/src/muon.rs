@@ -84,9 +84,8 @@ mod tests {
                     for row in a.iter_mut() {
                         (row[p], row[q]) = (cos * row[p] - sin * row[q], sin * row[p] + cos * row[q]);
                     }
-                    for k in 0..n {
-                        (a[p][k], a[q][k]) = (cos * a[p][k] - sin * a[q][k], sin * a[p][k] + cos * a[q][k]);
-                    }
+                    let turn = |(p, q): (&f64, &f64)| (cos * p - sin * q, sin * p + cos * q);
+                    (a[p], a[q]) = a[p].iter().zip(&a[q]).map(turn).unzip();
                 }
             }
         }

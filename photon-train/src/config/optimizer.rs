@@ -194,7 +194,7 @@ impl OptimizerConfig {
             let key = |name: &str| format!("optimizer.groups.{index}.{name}");
             if !places.iter().any(|&place| group.select.contains(place, n_levels)) {
                 let fix = format!("selects nothing of this model; it has {}", Part::all_of(model));
-                return rule(key("select"), &group.select, fix);
+                return rule(key("select"), group.select, fix);
             }
             if let Some(factor) = group.learning_rate_factor
                 && !(factor > 0.0 && factor.is_finite())
