@@ -388,6 +388,14 @@ impl ModelConfig {
         }
     }
 
+    /// Levels above the tokens; 0 for a flat model.
+    pub fn n_levels(&self) -> usize {
+        match self {
+            Self::Photon(config) => config.n_levels(),
+            Self::Flat(_) => 0,
+        }
+    }
+
     /// Tokens under one top-level unit; 1 for a flat model.
     pub fn meta_chunk_tokens(&self) -> usize {
         match self {

@@ -27,7 +27,7 @@ use crate::nn::stack::{Stack, StackState};
 #[derive(Module, Debug)]
 pub struct Decoder {
     converter: Converter,
-    stack: Stack,
+    pub(crate) stack: Stack,
     chunk_len: usize,
     prefix_len: usize,
     group_len: usize,

@@ -16,7 +16,7 @@ use crate::nn::stack::{Stack, StackState};
 pub struct Encoder {
     /// From the units of a chunk to one vector.
     pub chunker: Chunker,
-    stack: Stack,
+    pub(crate) stack: Stack,
     chunk_len: usize,
     d_unit: usize,
 }

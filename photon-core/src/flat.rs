@@ -19,7 +19,7 @@ use crate::state::FlatState;
 pub struct Flat {
     embedding: Embedding,
     start: Param<Tensor<1>>,
-    stack: Stack,
+    pub(crate) stack: Stack,
     head: Linear,
     #[module(skip)]
     config: FlatConfig,

@@ -180,8 +180,16 @@ impl<'de> Deserialize<'de> for Stages {
     }
 }
 
+impl Stage {
+    /// Every stage of a model: encoders first, finest first.
+    pub fn all_of(model: &ModelConfig) -> Vec<Self> {
+        stages_of(model).into_iter().map(|(stage, ..)| stage).collect()
+    }
+}
+
 impl Stages {
-    fn contains(self, stage: Stage, n_levels: usize) -> bool {
+    /// Whether a stage of a model of so many levels is one of these.
+    pub fn contains(self, stage: Stage, n_levels: usize) -> bool {
         match (self, stage) {
             (Self::All, _) => true,
             (Self::Encoders, Stage::Encoder(_)) | (Self::Decoders, Stage::Decoder(_)) => true,

@@ -1,8 +1,9 @@
-//! What training minimises: cross-entropy, and `alpha` times how far emitted vectors are from the latents.
+//! What training minimises: cross-entropy, `alpha` times how far emitted vectors are from the latents, and a z-loss.
 //!
 //! `loss = CE(tokens) + alpha * sum over l >= 2 of mean(1 - cos(H^{l-1}, stop_gradient(X^{l-1})))`
+//! `     + z_loss * mean(logsumexp(logits)²)` (PaLM, arXiv 2204.02311, section 5)
 //!
-//! All logits of a batch are never held at once. [`cross_entropy`] goes through the positions in pieces and, where
+//! All logits of a batch are never held at once. [`token_losses`] goes through the positions in pieces and, where
 //! a gradient is wanted, computes it in the same pass; the result carries that gradient in a term whose value is
 //! zero.
 
@@ -21,18 +22,39 @@ pub fn bits_per_byte(nats: f64, n_bytes: f64) -> f64 {
     nats / std::f64::consts::LN_2 / n_bytes
 }
 
-/// Weighted sum of the cross-entropies of `targets`, in nats.
+/// Losses of a list of positions.
+#[derive(Clone, Debug)]
+pub struct TokenLosses {
+    /// What to differentiate: `cross_entropy + z_loss * z`, `[1]`.
+    pub total: Tensor<1>,
+    /// Weighted sum of the cross-entropies, in nats, `[1]`.
+    pub cross_entropy: Tensor<1>,
+    /// Weighted sum of `logsumexp(logits)²`, `[1]`.
+    pub z: Tensor<1>,
+}
+
+/// Weighted sums of the losses of `targets`.
 ///
 /// # Shapes
 ///
-/// `hidden: [N, D]`, `head: [D, V]`, `targets: [N]`, `weights: [N] -> [1]`
-pub fn cross_entropy(hidden: Tensor<2>, head: Tensor<2>, targets: Tensor<1, Int>, weights: Tensor<1>) -> Tensor<1> {
+/// `hidden: [N, D]`, `head: [D, V]`, `targets: [N]`, `weights: [N]`
+pub fn token_losses(
+    hidden: Tensor<2>,
+    head: Tensor<2>,
+    targets: Tensor<1, Int>,
+    weights: Tensor<1>,
+    z_loss: f64,
+) -> TokenLosses {
     if !hidden.is_autodiff() {
-        return (token_nats(hidden, head, targets) * weights).sum();
+        let [nats, log_sums] = nats_and_log_sums(hidden, head, targets); // [N]
+        let cross_entropy = (nats * weights.clone()).sum();
+        let z = (log_sums.square() * weights).sum();
+        return TokenLosses { total: cross_entropy.clone() + z.clone() * z_loss, cross_entropy, z };
     }
     let (inner_hidden, inner_head) = (hidden.clone().inner(), head.clone().inner());
     let (targets, weights) = (targets.inner(), weights.inner());
-    let mut nats = Tensor::zeros([1], &inner_hidden.device());
+    let zero = || Tensor::zeros([1], &inner_hidden.device());
+    let (mut cross_entropy, mut z) = (zero(), zero());
     let mut head_gradient = inner_head.zeros_like();
     let mut hidden_gradients = Vec::new();
     for piece in pieces(inner_hidden.dims()[0], inner_head.dims()[1]) {
@@ -40,16 +62,23 @@ pub fn cross_entropy(hidden: Tensor<2>, head: Tensor<2>, targets: Tensor<1, Int>
         let targets = targets.clone().slice([piece.clone()]).unsqueeze_dim::<2>(1); // [n, 1]
         let weights = weights.clone().slice([piece]).unsqueeze_dim::<2>(1); // [n, 1]
         let logits = hidden.clone().matmul(inner_head.clone()); // [n, V]
-        let (piece_nats, gradient) = fused::cross_entropy(logits, targets, weights.clone()); // [n, 1], [n, V]
-        nats = nats + (piece_nats * weights).sum();
-        hidden_gradients.push(gradient.clone().matmul(inner_head.clone().transpose())); // [n, D]
-        head_gradient = head_gradient + hidden.transpose().matmul(gradient); // [D, V]
+        let losses = fused::cross_entropy(logits, targets, weights.clone(), z_loss);
+        cross_entropy = cross_entropy + (losses.nats * weights.clone()).sum();
+        if z_loss > 0.0 {
+            z = z + (losses.log_sums.square() * weights).sum();
+        }
+        hidden_gradients.push(losses.gradient.clone().matmul(inner_head.clone().transpose())); // [n, D]
+        head_gradient = head_gradient + hidden.transpose().matmul(losses.gradient); // [D, V]
     }
     let hidden_gradient = constant(Tensor::cat(hidden_gradients, 0), &hidden); // [N, D]
     let head_gradient = constant(head_gradient, &head); // [D, V]
-    let nats = constant(nats, &hidden);
+    let [cross_entropy, z] = [cross_entropy, z].map(|x| constant(x, &hidden));
     let carrier = (hidden * hidden_gradient).sum() + (head * head_gradient).sum();
-    nats + (carrier.clone() - carrier.detach())
+    let value = match z_loss > 0.0 {
+        true => cross_entropy.clone() + z.clone() * z_loss,
+        false => cross_entropy.clone(),
+    };
+    TokenLosses { total: value + (carrier.clone() - carrier.detach()), cross_entropy, z }
 }
 
 /// A constant in the graph of `beside`, which may keep less than usual for the backward pass.
@@ -64,16 +93,24 @@ fn constant<const D: usize>(x: Tensor<D>, beside: &Tensor<2>) -> Tensor<D> {
 ///
 /// `hidden: [N, D]`, `head: [D, V]`, `targets: [N] -> [N]`
 pub fn token_nats(hidden: Tensor<2>, head: Tensor<2>, targets: Tensor<1, Int>) -> Tensor<1> {
+    let [nats, _] = nats_and_log_sums(hidden, head, targets);
+    nats
+}
+
+/// The cross-entropy of each target, and the log of the softmax's denominator, `[N]` each.
+fn nats_and_log_sums(hidden: Tensor<2>, head: Tensor<2>, targets: Tensor<1, Int>) -> [Tensor<1>; 2] {
     let (n_positions, vocab_size) = (hidden.dims()[0], head.dims()[1]);
-    let nats = pieces(n_positions, vocab_size)
+    let (nats, log_sums) = pieces(n_positions, vocab_size)
         .map(|piece| {
             let logits = hidden.clone().slice([piece.clone()]).matmul(head.clone()); // [n, V]
-            let shifted = logits.clone() - logits.max_dim(1);
+            let largest = logits.clone().max_dim(1); // [n, 1]
+            let shifted = logits - largest.clone();
             let target = shifted.clone().gather(1, targets.clone().slice([piece]).unsqueeze_dim(1)); // [n, 1]
-            shifted.exp().sum_dim(1).log() - target
+            let log_sum = shifted.exp().sum_dim(1).log();
+            (log_sum.clone() - target, log_sum + largest)
         })
-        .collect();
-    Tensor::cat(nats, 0).squeeze_dim(1)
+        .unzip();
+    [nats, log_sums].map(|parts: Vec<Tensor<2>>| Tensor::cat(parts, 0).squeeze_dim(1))
 }
 
 fn pieces(n_positions: usize, vocab_size: usize) -> impl Iterator<Item = std::ops::Range<usize>> {
@@ -85,6 +122,8 @@ fn pieces(n_positions: usize, vocab_size: usize) -> impl Iterator<Item = std::op
 #[derive(Clone, Debug, PartialEq)]
 pub struct Objective {
     alpha: f64,
+    z_loss: f64,
+    scale: f64,
     n_tokens: usize,
     /// Whole units at levels 1 to L-1.
     n_units: Vec<usize>,
@@ -97,6 +136,8 @@ pub struct LossParts {
     pub total: Tensor<1>,
     /// The share of the mean cross-entropy, in nats, `[1]`.
     pub cross_entropy: Tensor<1>,
+    /// The share of the mean of `logsumexp(logits)²`, before its weight, `[1]`; zero where that is.
+    pub z: Tensor<1>,
     /// The share of the reconstruction term before `alpha`, `[1]`; zero where `alpha` is.
     pub reconstruction: Tensor<1>,
 }
@@ -123,7 +164,19 @@ impl Objective {
                 .collect(),
             ModelConfig::Flat(_) => Vec::new(),
         };
-        Self { alpha, n_tokens: n_real(is_real.to_vec()), n_units }
+        Self { alpha, z_loss: 0.0, scale: 1.0, n_tokens: n_real(is_real.to_vec()), n_units }
+    }
+
+    /// The same with a z-loss of this weight.
+    #[must_use]
+    pub fn with_z_loss(self, z_loss: f64) -> Self {
+        Self { z_loss, ..self }
+    }
+
+    /// The same with a total, and so with gradients, times `scale`.
+    #[must_use]
+    pub fn scaled(self, scale: f64) -> Self {
+        Self { scale, ..self }
     }
 
     /// The share of `token_ids [B, T]`, whose rows are right-padded from `row_tokens[row]` on.
@@ -141,23 +194,24 @@ impl Objective {
         let share = 1.0 / self.n_tokens as f32;
         let weights = is_real.iter().map(|&real| if real { share } else { 0.0 }).collect();
         let weights = Tensor::from_data(TensorData::new::<f32, _>(weights, [batch * n_tokens]), &device);
-        let cross_entropy = cross_entropy(
+        let TokenLosses { mut total, cross_entropy, z } = token_losses(
             hidden.tokens.reshape([batch * n_tokens, d_model]),
             model.head().weight.val(),
             token_ids.reshape([batch * n_tokens]),
             weights,
+            self.z_loss,
         );
         let mut reconstruction = cross_entropy.zeros_like();
         if let (Some(config), true) = (model.hierarchy(), self.alpha > 0.0) {
             for level in hidden.reconstructions {
                 reconstruction = reconstruction + self.distance(config, level, is_real, n_tokens);
             }
+            total = total + reconstruction.clone() * self.alpha;
         }
-        let total = match self.alpha > 0.0 {
-            true => cross_entropy.clone() + reconstruction.clone() * self.alpha,
-            false => cross_entropy.clone(),
-        };
-        LossParts { total, cross_entropy, reconstruction }
+        if self.scale != 1.0 {
+            total = total * self.scale;
+        }
+        LossParts { total, cross_entropy, z, reconstruction }
     }
 
     /// `1 - cos` between what was emitted and what it stood for, over whole units, `[1]`.

@@ -9,13 +9,15 @@ use burn::tensor::{Device, Int, Tensor, TensorData};
 use crate::cache::row_store::indices;
 use crate::config::{ModelConfig, PhotonConfig};
 use crate::flat::Flat;
-use crate::infer_config::{InferConfig, InferPlan};
+use crate::infer_config::{InferConfig, InferPlan, Stage};
 use crate::init::Initializer;
+use crate::nn::compute::Compute;
 use crate::photon::{Photon, Reconstruction};
 use crate::state::State;
 
 /// Any model.
 #[derive(Module, Debug)]
+#[expect(clippy::large_enum_variant, reason = "one value for each model that is made")]
 pub enum Model {
     /// The hierarchical model.
     Photon(Photon),
@@ -48,6 +50,22 @@ impl Model {
             ModelConfig::Photon(config) => Self::Photon(Photon::new(config, init)),
             ModelConfig::Flat(config) => Self::Flat(Flat::new(config, init)),
         }
+    }
+
+    /// The same weights, with the products of each stack in the format that `of` gives for its stage: in the training
+    /// forward alone, while generation stays in f32.
+    #[must_use]
+    pub fn with_compute(mut self, of: impl Fn(Stage) -> Compute) -> Self {
+        match &mut self {
+            Self::Photon(model) => {
+                let encoders = model.encoders.iter_mut().zip(1..);
+                encoders.for_each(|(encoder, level)| encoder.stack.set_compute(of(Stage::Encoder(level))));
+                let decoders = model.decoders.iter_mut().zip(1..);
+                decoders.for_each(|(decoder, level)| decoder.stack.set_compute(of(Stage::Decoder(level))));
+            }
+            Self::Flat(model) => model.stack.set_compute(of(Stage::Stack)),
+        }
+        self
     }
 
     /// The architecture.

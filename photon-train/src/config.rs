@@ -1,8 +1,16 @@
 //! A training run as a TOML file: the model, the text, and how long to learn how fast.
 
+mod curriculum;
+mod optimizer;
+mod precision;
+
+pub use curriculum::CurriculumStage;
+pub use optimizer::{Adjust, GroupConfig, GroupSettings, MuonConfig, OptimizerConfig, OptimizerKind};
+pub use precision::{PrecisionConfig, PrecisionRule};
+
 use std::path::{Path, PathBuf};
 
-use photon_core::config::ModelConfig;
+use photon_core::config::{ConfigError, ModelConfig};
 use photon_core::config_file::{self, ConfigFileError};
 use photon_core::tokenizer::{Tokenizer, TokenizerError};
 use serde::{Deserialize, Serialize};
@@ -43,9 +51,21 @@ pub struct TrainConfig {
     /// Whether blocks keep only their input for the backward pass and run again there: less memory, one more forward.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub gradient_checkpointing: bool,
+    /// Shorter rows in the beginning, stage by stage. Absent: all rows are of `seq_len`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub curriculum: Vec<CurriculumStage>,
+    /// The folder of a checkpoint: parameters that fit are taken from there when the run begins. Absent: all are fresh.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub init_from: Option<String>,
     /// Weight of the reconstruction term.
     #[serde(default)]
     pub alpha: f64,
+    /// Weight of the mean square of the log of the softmax's denominator, which keeps logits from drifting. 0: none.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub z_loss: f64,
+    /// In how many bits stacks multiply.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub precision: PrecisionConfig,
     /// `bytes`, or the path of a `tokenizer.json`.
     #[serde(default = "default_tokenizer")]
     pub tokenizer: String,
@@ -70,43 +90,6 @@ pub struct TrainConfig {
     pub ema: Option<EmaConfig>,
     /// The text.
     pub data: DataConfig,
-}
-
-/// AdamW with decoupled decay on matrices, linear warm-up, then a cosine.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct OptimizerConfig {
-    /// Learning rate at the end of the warm-up.
-    pub learning_rate: f64,
-    /// The cosine ends at this share of `learning_rate`.
-    pub final_share: f64,
-    /// Updates over which the rate rises from zero.
-    pub warmup_steps: u64,
-    /// Decay of the first moment.
-    pub beta_1: f32,
-    /// Decay of the second moment.
-    pub beta_2: f32,
-    /// Added to the root of the second moment.
-    pub epsilon: f32,
-    /// Decay of matrices; vectors have none.
-    pub weight_decay: f32,
-    /// The gradient of all parameters together is scaled down to this norm.
-    pub clip_norm: f64,
-}
-
-impl Default for OptimizerConfig {
-    fn default() -> Self {
-        Self {
-            learning_rate: 1e-3,
-            final_share: 0.1,
-            warmup_steps: 100,
-            beta_1: 0.9,
-            beta_2: 0.95,
-            epsilon: 1e-8,
-            weight_decay: 0.1,
-            clip_norm: 1.0,
-        }
-    }
 }
 
 /// When and how the model is looked at.
@@ -177,16 +160,12 @@ pub enum RunConfigError {
         source: DataError,
     },
     /// A value breaks a rule.
-    #[error("{path}: {key} = {value}: {fix}")]
+    #[error("{path}: {source}")]
     Rule {
         /// The file.
         path: PathBuf,
-        /// The key.
-        key: &'static str,
-        /// Its value.
-        value: String,
-        /// What would be right.
-        fix: &'static str,
+        /// The key, its value, and what would be right.
+        source: ConfigError,
     },
 }
 
@@ -209,24 +188,7 @@ impl RunConfig {
             }
         };
         let mut train: TrainConfig = config_file::parse(table, path)?;
-        train.validate(path)?;
-        if train.seq_len < model.meta_chunk_tokens() {
-            return Err(RunConfigError::Rule {
-                path: path.into(),
-                key: "seq_len",
-                value: train.seq_len.to_string(),
-                fix: "is shorter than the product of the chunk lengths: one unit of the top level would never be whole",
-            });
-        }
-        let chunk_tokens = model.meta_chunk_tokens();
-        if train.data.packing == Packing::Documents && !train.seq_len.is_multiple_of(chunk_tokens) {
-            return Err(RunConfigError::Rule {
-                path: path.into(),
-                key: "seq_len",
-                value: train.seq_len.to_string(),
-                fix: "must be a multiple of the product of the chunk lengths where data.packing = \"documents\"",
-            });
-        }
+        train.validate(&model).map_err(|source| RunConfigError::Rule { path: path.into(), source })?;
         train.data.validate().map_err(|source| RunConfigError::Data { path: path.into(), source })?;
         // Absolute, so that the resolved config means the same wherever it is kept.
         let absolute =
@@ -237,6 +199,7 @@ impl RunConfig {
         if train.tokenizer != "bytes" {
             beside(&mut train.tokenizer);
         }
+        train.init_from.iter_mut().for_each(beside);
         Ok(Self { model, train })
     }
 
@@ -261,10 +224,7 @@ impl TrainConfig {
         }
     }
 
-    fn validate(&self, path: &Path) -> Result<(), RunConfigError> {
-        let rule = |key, value: String, fix| Err(RunConfigError::Rule { path: path.into(), key, value, fix });
-        let OptimizerConfig { learning_rate, final_share, beta_1, beta_2, epsilon, weight_decay, clip_norm, .. } =
-            self.optimizer;
+    fn validate(&self, model: &ModelConfig) -> Result<(), ConfigError> {
         for (key, value) in [
             ("steps", self.steps as usize),
             ("batch_size", self.batch_size),
@@ -277,49 +237,59 @@ impl TrainConfig {
             ("guards.max_skips_in_a_row", self.guards.max_skips_in_a_row as usize),
         ] {
             if value == 0 {
-                return rule(key, "0".into(), "must be at least 1");
+                return rule(key, 0, "must be at least 1");
             }
         }
-        if self.seq_len < 2 {
-            return rule("seq_len", self.seq_len.to_string(), "must be at least 2");
-        }
+        let check_len = |key: &str, len: usize| self.check_row_len(model, key, len);
+        check_len("seq_len", self.seq_len)?;
+        self.validate_curriculum(check_len)?;
         if self.eval.max_tokens < self.seq_len {
-            return rule("eval.max_tokens", self.eval.max_tokens.to_string(), "must be at least seq_len");
+            return rule("eval.max_tokens", self.eval.max_tokens, "must be at least seq_len");
         }
-        if !(self.alpha >= 0.0 && self.alpha.is_finite()) {
-            return rule("alpha", self.alpha.to_string(), "must be 0 or more");
-        }
-        if !(learning_rate > 0.0 && learning_rate.is_finite()) {
-            return rule("optimizer.learning_rate", learning_rate.to_string(), "must be above 0, for example 1e-3");
-        }
-        if !(0.0..=1.0).contains(&final_share) {
-            return rule("optimizer.final_share", final_share.to_string(), "must lie between 0 and 1");
-        }
-        for (key, beta) in [("optimizer.beta_1", beta_1), ("optimizer.beta_2", beta_2)] {
-            if !(0.0..1.0).contains(&beta) {
-                return rule(key, beta.to_string(), "must lie between 0 and 1, 1 excluded");
+        for (key, weight) in [("alpha", self.alpha), ("z_loss", self.z_loss)] {
+            if !(weight >= 0.0 && weight.is_finite()) {
+                return rule(key, weight, "must be 0 or more");
             }
         }
-        if !(epsilon > 0.0 && epsilon.is_finite()) {
-            return rule("optimizer.epsilon", epsilon.to_string(), "must be above 0, for example 1e-8");
-        }
-        if !(weight_decay >= 0.0 && weight_decay.is_finite()) {
-            return rule("optimizer.weight_decay", weight_decay.to_string(), "must be 0 or more");
-        }
-        if clip_norm.is_nan() || clip_norm <= 0.0 {
-            return rule("optimizer.clip_norm", clip_norm.to_string(), "must be above 0; inf switches clipping off");
-        }
+        self.optimizer.validate(model)?;
+        self.precision.validate(model)?;
         let spike_factor = self.guards.spike_factor;
         if spike_factor.is_nan() || spike_factor <= 1.0 {
-            return rule("guards.spike_factor", spike_factor.to_string(), "must be above 1; inf switches it off");
+            return rule("guards.spike_factor", spike_factor, "must be above 1; inf switches it off");
         }
         if let Some(EmaConfig { decay }) = self.ema
             && !(0.0..1.0).contains(&decay)
         {
-            return rule("ema.decay", decay.to_string(), "must lie between 0 and 1, 1 excluded, for example 0.999");
+            return rule("ema.decay", decay, "must lie between 0 and 1, 1 excluded, for example 0.999");
         }
         Ok(())
     }
+
+    /// What the model and the data ask of the length of a row.
+    fn check_row_len(&self, model: &ModelConfig, key: &str, len: usize) -> Result<(), ConfigError> {
+        let chunk_tokens = model.meta_chunk_tokens();
+        if len < 2 {
+            return rule(key, len, "must be at least 2");
+        }
+        if len < chunk_tokens {
+            let fix =
+                "is shorter than the product of the chunk lengths: one unit of the top level would never be whole";
+            return rule(key, len, fix);
+        }
+        if self.data.packing == Packing::Documents && !len.is_multiple_of(chunk_tokens) {
+            let fix = "must be a multiple of the product of the chunk lengths where data.packing = \"documents\"";
+            return rule(key, len, fix);
+        }
+        Ok(())
+    }
+}
+
+fn rule(key: impl Into<String>, value: impl ToString, fix: impl Into<String>) -> Result<(), ConfigError> {
+    Err(ConfigError { key: key.into(), value: value.to_string(), fix: fix.into() })
+}
+
+fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
 }
 
 #[cfg(test)]
@@ -360,5 +330,53 @@ mod tests {
         assert!(message("model.stack.n_heads=3").contains("stack.n_heads = 3: must divide"));
         assert!(message("batch_size=0").contains("batch_size = 0"));
         assert!(message("batch_size=two").contains("at `batch_size`"));
+    }
+
+    #[test]
+    fn every_way_to_train_reads_back_and_is_checked() {
+        let (_dir, path) = write(RUN);
+        let sets = [
+            "optimizer.kind=muon",
+            "optimizer.muon={ learning_rate = 0.02, adjust = \"original\" }",
+            "optimizer.schedule={ wsd = { decay_steps = 9, shape = \"cosine\" } }",
+            "optimizer.groups=[{ select = \"embeddings\", frozen = true }, { select = \"stack\", weight_decay = 0.5 }]",
+            "curriculum=[{ until_step = 1, seq_len = 4 }]",
+            "precision={ stages = [{ stages = \"stack\", compute = \"bf16\" }] }",
+            "z_loss=1e-4",
+            "init_from=runs/a",
+        ];
+        let config = RunConfig::load(&path, &sets.map(str::to_owned)).unwrap();
+        assert!(Path::new(config.train.init_from.as_ref().unwrap()).is_absolute());
+        let again = path.with_file_name("again.toml");
+        std::fs::write(&again, config.to_toml()).unwrap();
+        assert_eq!(RunConfig::load(&again, &[]).unwrap(), config);
+
+        for (set, fault) in [
+            (
+                "optimizer.groups=[{ select = \"encoder 1\" }]",
+                "groups.0.select = encoder 1: selects nothing of this model",
+            ),
+            ("optimizer.groups=[{ select = \"encoder 1\" }]", "it has all, stack, embeddings, start, head"),
+            ("optimizer.groups=[{ select = \"nose\" }]", "unknown part \"nose\""),
+            (
+                "optimizer.groups=[{ select = \"all\", frozen = true }]",
+                "everything is frozen: leave a part that learns",
+            ),
+            (
+                "optimizer.groups=[{ select = \"head\", learning_rate_factor = 0.0 }]",
+                "groups.0.learning_rate_factor = 0:",
+            ),
+            ("optimizer.muon={}", "optimizer.kind = adamw: has no table optimizer.muon"),
+            ("optimizer={ kind = \"muon\", muon = { ns_steps = 0 } }", "optimizer.muon.ns_steps = 0"),
+            ("optimizer={ kind = \"muon\", muon = { adjust = \"original\" } }", "set optimizer.muon.learning_rate"),
+            ("optimizer.schedule=cosines", "at `optimizer"),
+            ("precision={ stages = [{ stages = \"decoders\", compute = \"f16\" }] }", "this model has stack"),
+            ("precision.default=f8", "at `precision.default`"),
+            ("z_loss=-1.0", "z_loss = -1: must be 0 or more"),
+            ("curriculum=[{ until_step = 2, seq_len = 1 }]", "curriculum.0.seq_len = 1: must be at least 2"),
+        ] {
+            let error = RunConfig::load(&path, &[set.into()]).unwrap_err().to_string();
+            assert!(error.contains(fault), "{set}: {error}");
+        }
     }
 }

@@ -132,7 +132,7 @@ mod tests {
     use super::*;
 
     fn update(loss_nats: f64, gradient_norm: f64) -> Update {
-        Update { cross_entropy_nats: loss_nats, reconstruction: 0.0, gradient_norm }
+        Update { cross_entropy_nats: loss_nats, reconstruction: 0.0, z: 0.0, gradient_norm }
     }
 
     /// A guard after as many updates of norm 2 as it takes to know what is usual.

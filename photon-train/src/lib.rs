@@ -5,13 +5,16 @@
 //! replicas   batch -> gradients, on every core
 //! ranks      the same in several processes at once
 //! step       gradients -> weights, through the optimizer
+//! parts      parts of a model by name, for parameter groups
+//! schedule   learning rates
 //! guard      which updates are skipped
 //! average    a moving average of the weights
 //! eval       weights -> bits per byte
 //! record     the run folder: config, metrics, events, samples
 //! events     curves for TensorBoard
 //! checkpoint all that a run needs to go on
-//! start      fresh weights, or the newest checkpoint
+//! init_from  fresh weights, in part from another run
+//! start      these weights, or the newest checkpoint
 //! report     what a run tells of itself
 //! trainer    the loop over all of it
 //! ```
@@ -27,8 +30,11 @@ pub mod data;
 pub mod eval;
 pub mod events;
 pub mod guard;
+pub mod init_from;
+mod muon;
 pub mod optimizer;
 pub mod parameters;
+pub mod parts;
 pub mod ranks;
 pub mod record;
 pub mod replicas;

@@ -52,6 +52,28 @@ pub fn fingerprint(model: &Model) -> Vec<u8> {
     hash.0.finalize().to_vec()
 }
 
+/// Calls `see` with the name and the shape of every parameter, in the order of the model.
+pub fn visit_parameters(model: &Model, see: impl FnMut(&str, &[usize])) {
+    struct Visit<F> {
+        see: F,
+        path: ParameterPath,
+    }
+    impl<F: FnMut(&str, &[usize])> ModuleVisitor for Visit<F> {
+        fn enter_module(&mut self, name: &str, container_type: &str) {
+            self.path.enter(name, container_type);
+        }
+
+        fn exit_module(&mut self, _name: &str, container_type: &str) {
+            self.path.exit(container_type);
+        }
+
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+            (self.see)(&self.path.to_string(), &param.dims());
+        }
+    }
+    model.visit(&mut Visit { see, path: ParameterPath::default() });
+}
+
 /// Parts of the model, such as `encoders.0` or `head`, with a gradient that is not finite.
 pub fn parts_with_bad_gradients(model: &Model, grads: &GradientsParams) -> Vec<String> {
     struct Search<'a> {

@@ -12,6 +12,7 @@ use burn::optim::{GradientsAccumulator, GradientsParams};
 use burn::tensor::{Int, Tensor, TensorData};
 use photon_core::loss::Objective;
 use photon_core::model::Model;
+use photon_core::nn::compute::Compute;
 use rayon::ThreadPool;
 
 use crate::data::Batch;
@@ -33,6 +34,8 @@ pub struct BatchGradients {
     pub cross_entropy_nats: f64,
     /// Mean reconstruction distance, summed over levels, before `alpha`.
     pub reconstruction: f64,
+    /// Mean square of the log of the softmax's denominator, before its weight; 0 where that is.
+    pub z: f64,
 }
 
 impl Replicas {
@@ -68,9 +71,10 @@ impl Replicas {
                 let loss = objective.loss_of_places(model, batch_ids(batch, model), &batch.is_real());
                 let grads = GradientsParams::from_grads(loss.total.backward(), model);
                 // Read after the backward pass is under way: a read waits for the device.
-                let values = Tensor::cat(vec![loss.cross_entropy, loss.reconstruction], 0);
+                let values = Tensor::cat(vec![loss.cross_entropy, loss.reconstruction, loss.z], 0);
                 let values: Vec<f32> = values.try_into_vec_as().expect("losses are f32");
-                BatchGradients { grads, cross_entropy_nats: f64::from(values[0]), reconstruction: f64::from(values[1]) }
+                let [cross_entropy_nats, reconstruction, z] = [0, 1, 2].map(|index| f64::from(values[index]));
+                BatchGradients { grads, cross_entropy_nats, reconstruction, z }
             });
             sum(model, parts)
         });
@@ -110,13 +114,14 @@ impl Replicas {
 /// Adds up parts in their order.
 fn sum(model: &Model, parts: impl IntoIterator<Item = BatchGradients>) -> BatchGradients {
     let mut grads = GradientsAccumulator::new();
-    let (mut cross_entropy_nats, mut reconstruction) = (0.0, 0.0);
+    let (mut cross_entropy_nats, mut reconstruction, mut z) = (0.0, 0.0, 0.0);
     for part in parts {
         grads.accumulate(model, part.grads);
         cross_entropy_nats += part.cross_entropy_nats;
         reconstruction += part.reconstruction;
+        z += part.z;
     }
-    BatchGradients { grads: grads.grads(), cross_entropy_nats, reconstruction }
+    BatchGradients { grads: grads.grads(), cross_entropy_nats, reconstruction, z }
 }
 
 /// The sums of what all ranks hold.
@@ -149,7 +154,7 @@ fn sum_over_ranks(ranks: &Ranks, model: &Model, own: BatchGradients) -> BatchGra
     if ranks.n_ranks() == 1 {
         return own;
     }
-    let mut losses = [own.cross_entropy_nats, own.reconstruction];
+    let mut losses = [own.cross_entropy_nats, own.reconstruction, own.z];
     ranks.sum(&mut losses);
     let mut flat = Flat { grads: &own.grads, tensors: Vec::new() };
     model.visit(&mut flat);
@@ -162,8 +167,8 @@ fn sum_over_ranks(ranks: &Ranks, model: &Model, own: BatchGradients) -> BatchGra
     let values = Tensor::from_data(TensorData::new(values, [n]), &device);
     let mut apart = Apart { grads: &own.grads, values, taken: 0, summed: GradientsParams::new() };
     model.visit(&mut apart);
-    let [cross_entropy_nats, reconstruction] = losses;
-    BatchGradients { grads: apart.summed, cross_entropy_nats, reconstruction }
+    let [cross_entropy_nats, reconstruction, z] = losses;
+    BatchGradients { grads: apart.summed, cross_entropy_nats, reconstruction, z }
 }
 
 /// The ids of a batch on the model's device: `[B, T]`.
@@ -192,7 +197,7 @@ pub fn default_replicas(device_name: &str) -> usize {
     }
 }
 
-/// A copy without gradients, for evaluation.
+/// A copy without gradients, for evaluation: in f32, whatever stacks train in, as whoever loads the weights sees them.
 pub fn without_gradients(model: &Model) -> Model {
-    model.valid()
+    model.valid().with_compute(|_| Compute::F32)
 }

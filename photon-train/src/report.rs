@@ -21,6 +21,10 @@ pub struct StepReport {
     pub bits_per_byte: f64,
     /// Reconstruction distance before `alpha`.
     pub reconstruction: f64,
+    /// Mean square of the log of the softmax's denominator, before its weight; 0 where that is.
+    pub z: f64,
+    /// Tokens of a row, padding included.
+    pub seq_len: usize,
     /// Norm of all gradients before clipping.
     pub gradient_norm: f64,
     /// Learning rate of the update.

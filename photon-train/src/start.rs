@@ -10,9 +10,11 @@ use photon_core::tokenizer::Tokenizer;
 use serde::Serialize;
 
 use crate::average::Average;
-use crate::checkpoint::{Checkpoints, Found, MadeWith, TrainState, TrainingCheckpointError, differences};
+use crate::checkpoint::{Checkpoints, Difference, Found, MadeWith, TrainState, TrainingCheckpointError, differences};
 use crate::config::RunConfig;
 use crate::data::Prepared;
+use crate::init_from::{Carried, carry_over};
+use crate::optimizer::freeze;
 use crate::ranks::{Ranks, RanksError};
 use crate::record::{Claim, Existing, RunFolder};
 use crate::replicas::{Replicas, divide};
@@ -38,6 +40,8 @@ pub(crate) struct Setting<'a> {
     pub(crate) data: &'a Prepared,
     pub(crate) device: &'a OpenDevice,
     pub(crate) ranks: &'a Rc<Ranks>,
+    /// Keys that may differ from those of the run that goes on.
+    pub(crate) accept: &'a [String],
 }
 
 /// What was asked for beside the config, and with what.
@@ -57,6 +61,8 @@ struct RunFacts<'a> {
     held_out_bytes: u64,
     tokenizer: &'a str,
     data: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    init_from: Option<Carried>,
 }
 
 /// One line of `resumes.jsonl`.
@@ -65,6 +71,8 @@ struct Resumed<'a> {
     from_step: u64,
     steps: u64,
     made_with: &'a MadeWith,
+    /// Changes of the config that were meant.
+    accepted: &'a [Difference],
 }
 
 /// Begins a run or goes on with one, whichever is asked for and possible.
@@ -80,7 +88,7 @@ pub(crate) fn start(
     setting.check_ranks()?;
     let claim = if ranks.is_first() { Some(Claim::new(path)?) } else { None };
     if existing != Existing::Resume {
-        return begin(setting, claim, existing);
+        return begin(setting, claim, existing, observer);
     }
     let checkpoints = Checkpoints::of_run(path);
     if ranks.is_first() {
@@ -93,7 +101,7 @@ pub(crate) fn start(
     ranks.agree("newest checkpoint", fix, || format!("{found_step:?}").into())?;
     let Some(found) = found else {
         observer.notice(&format!("{} has no checkpoint to go on from: beginning at step 0", path.display()));
-        return begin(setting, claim, Existing::Resume);
+        return begin(setting, claim, Existing::Resume, observer);
     };
     let start = go_on(setting, path, claim, found, observer)?;
     // Nobody reads any more.
@@ -113,10 +121,22 @@ pub(crate) fn start(
     Ok(start)
 }
 
-fn begin(setting: &Setting, claim: Option<Claim>, existing: Existing) -> Result<Start, TrainError> {
+fn begin(
+    setting: &Setting,
+    claim: Option<Claim>,
+    existing: Existing,
+    observer: &mut dyn Observer,
+) -> Result<Start, TrainError> {
     let Setting { config, data, device, .. } = *setting;
     let train = &config.train;
-    let model = Model::new(&config.model, train.seed, &device.with_gradients(train.gradient_checkpointing));
+    let mut model = Model::new(&config.model, train.seed, &device.with_gradients(train.gradient_checkpointing));
+    let mut init_from = None;
+    if let Some(folder) = &train.init_from {
+        let (with_carried, carried) = carry_over(model, Path::new(folder), setting.tokenizer)?;
+        observer.notice(&carried.to_string());
+        (model, init_from) = (with_carried, Some(carried));
+    }
+    let model = setting.made_ready(model);
     let made_with = setting.made_with();
     let facts = RunFacts {
         seed: train.seed,
@@ -133,6 +153,7 @@ fn begin(setting: &Setting, claim: Option<Claim>, existing: Existing) -> Result<
         held_out_bytes: data.valid.text_bytes(),
         tokenizer: &made_with.tokenizer,
         data: &made_with.data,
+        init_from,
     };
     Ok(Start {
         average: train.ema.as_ref().map(|ema| Average::new(ema, &model)),
@@ -153,24 +174,30 @@ fn go_on(
     let Setting { config, device, .. } = *setting;
     let now_with = setting.made_with();
     let was_with = &found.state.made_with;
-    let differences = differences(&found.run_config, was_with, config, &now_with);
+    let is_meant = |difference: &Difference| difference.may_be_meant() && setting.accept.contains(&difference.key);
+    let (accepted, differences): (Vec<_>, Vec<_>) =
+        differences(&found.run_config, was_with, config, &now_with).into_iter().partition(is_meant);
     if !differences.is_empty() {
         return Err(TrainingCheckpointError::Differs { path: path.into(), differences }.into());
     }
-    for notice in notices(setting, &found, &now_with) {
+    let kept = |key: &str, was: usize, now: usize| if accepted.iter().any(|it| it.key == key) { now } else { was };
+    let replicas = kept("replicas", was_with.replicas, now_with.replicas);
+    let micro_batch_size = kept("micro_batch_size", was_with.micro_batch_size, now_with.micro_batch_size);
+    for notice in notices(setting, &found, &now_with, &accepted) {
         observer.notice(&notice);
     }
-    let (replicas, micro_batch_size) = (was_with.replicas, was_with.micro_batch_size);
     let made_with = MadeWith { replicas, micro_batch_size, ..now_with };
 
     let (model, average) =
         found.load_models(&config.model, &device.with_gradients(config.train.gradient_checkpointing))?;
+    let model = setting.made_ready(model);
     let mut learner = setting.learner(&model, &made_with)?;
     learner.optimizer_mut().restore(&model, found.load_memory()?).map_err(|problems| found.misfit(problems))?;
     let ema = config.train.ema.as_ref();
     let updates = found.state.average_updates;
     let average = ema.zip(average).map(|(ema, average)| Average::resume(ema, updates, &model, &average));
-    let note = Resumed { from_step: found.state.step, steps: config.train.steps, made_with: &made_with };
+    let note =
+        Resumed { from_step: found.state.step, steps: config.train.steps, made_with: &made_with, accepted: &accepted };
     let resume = |claim| RunFolder::resume(claim, &found.state.files, &config.to_toml(), &note);
     let (folder, lost) = claim.map(resume).transpose()?.unzip();
     for lost in lost.into_iter().flatten() {
@@ -182,10 +209,12 @@ fn go_on(
 }
 
 /// What a person should know before the run goes on.
-fn notices(setting: &Setting, found: &Found, now_with: &MadeWith) -> Vec<String> {
+fn notices(setting: &Setting, found: &Found, now_with: &MadeWith, accepted: &[Difference]) -> Vec<String> {
     let train = &setting.config.train;
     let (state, was_with) = (&found.state, &found.state.made_with);
     let mut notices = vec![format!("going on from step {} of {}", state.step, train.steps)];
+    notices
+        .extend(accepted.iter().map(|it| format!("changed, as accepted: {}: was {}, now {}", it.key, it.was, it.now)));
     let was_steps = found.run_config.get("steps").and_then(toml::Value::as_integer).unwrap_or_default() as u64;
     if was_steps != train.steps {
         let rate = |steps| learning_rate(&train.optimizer, state.step, steps);
@@ -198,7 +227,8 @@ fn notices(setting: &Setting, found: &Found, now_with: &MadeWith) -> Vec<String>
         ));
     }
     let (replicas, micro_batch_size) = (was_with.replicas, was_with.micro_batch_size);
-    if (replicas, micro_batch_size) != (now_with.replicas, now_with.micro_batch_size) {
+    let is_accepted = accepted.iter().any(|it| ["replicas", "micro_batch_size"].contains(&it.key.as_str()));
+    if !is_accepted && (replicas, micro_batch_size) != (now_with.replicas, now_with.micro_batch_size) {
         notices.push(format!(
             "keeping {replicas} replicas and micro-batches of {micro_batch_size} rows, with which the run was begun"
         ));
@@ -223,7 +253,9 @@ fn notices(setting: &Setting, found: &Found, now_with: &MadeWith) -> Vec<String>
 impl Setting<'_> {
     /// Whether the ranks can work on one run.
     fn check_ranks(&self) -> Result<(), RanksError> {
-        let (batch_size, n_ranks) = (self.config.train.batch_size, self.ranks.n_ranks());
+        let n_ranks = self.ranks.n_ranks();
+        let rows = self.config.train.row_shapes().into_iter().map(|shape| shape.batch_size);
+        let batch_size = rows.min().unwrap_or_default();
         if batch_size < n_ranks {
             return Err(RanksError::TooMany { batch_size, n_ranks });
         }
@@ -256,9 +288,18 @@ impl Setting<'_> {
         }
     }
 
+    /// A model as it learns: with frozen parts, and stacks that multiply in their precision.
+    fn made_ready(&self, model: Model) -> Model {
+        let (train, n_levels) = (&self.config.train, self.config.model.n_levels());
+        freeze(&train.optimizer, model.with_compute(|stage| train.precision.compute(stage, n_levels)))
+    }
+
     fn learner(&self, model: &Model, with: &MadeWith) -> Result<Learner, TrainError> {
         let train = &self.config.train;
         let replicas = Replicas::on_rank(self.ranks.clone(), with.replicas)?;
-        Ok(Learner::new(model, &train.optimizer, train.alpha, with.micro_batch_size, replicas))
+        Ok(Learner::new(model, &train.optimizer, train.alpha, with.micro_batch_size, replicas)
+            .with_z_loss(train.z_loss)
+            .with_loss_scale(train.precision.loss_scale(&self.config.model))
+            .with_rows_of(train.seq_len))
     }
 }

@@ -15,7 +15,11 @@ pub struct Learner {
     optimizer: Optimizer,
     clip_norm: f64,
     alpha: f64,
+    z_loss: f64,
+    loss_scale: f64,
     micro_batch_size: usize,
+    /// Rows of a micro-batch are counted at this length: there are more of shorter ones.
+    seq_len: Option<usize>,
 }
 
 /// Which way to go, and how far the batch was from what was predicted.
@@ -33,6 +37,8 @@ pub struct Update {
     pub cross_entropy_nats: f64,
     /// Mean reconstruction distance, summed over levels, before `alpha`.
     pub reconstruction: f64,
+    /// Mean square of the log of the softmax's denominator, before its weight; 0 where that is.
+    pub z: f64,
     /// Norm of all gradients before clipping.
     pub gradient_norm: f64,
 }
@@ -55,11 +61,32 @@ impl Learner {
     ) -> Self {
         Self {
             replicas,
-            optimizer: Optimizer::adamw(config, model),
+            optimizer: Optimizer::new(config, model),
             clip_norm: config.clip_norm,
             alpha,
+            z_loss: 0.0,
+            loss_scale: 1.0,
             micro_batch_size,
+            seq_len: None,
         }
+    }
+
+    /// The same with a z-loss of this weight.
+    #[must_use]
+    pub fn with_z_loss(self, z_loss: f64) -> Self {
+        Self { z_loss, ..self }
+    }
+
+    /// The same with the loss times `loss_scale` while gradients are made: in f16 small ones would be zero.
+    #[must_use]
+    pub fn with_loss_scale(self, loss_scale: f64) -> Self {
+        Self { loss_scale, ..self }
+    }
+
+    /// The same with the rows of a micro-batch counted at this length; shorter rows go through in larger numbers.
+    #[must_use]
+    pub fn with_rows_of(self, seq_len: usize) -> Self {
+        Self { seq_len: Some(seq_len), ..self }
     }
 
     /// The workers, for evaluations in between.
@@ -80,13 +107,18 @@ impl Learner {
     /// The gradients of a batch, clipped together. Every rank is given the whole batch, works on its share of it, and has
     /// the gradients of all.
     pub fn gradients(&self, model: &Model, batch: &Batch) -> Gradients {
-        let objective = Objective::of_places(&model.config(), self.alpha, &batch.is_real(), batch.rows());
+        let objective = Objective::of_places(&model.config(), self.alpha, &batch.is_real(), batch.rows())
+            .with_z_loss(self.z_loss)
+            .scaled(self.loss_scale);
+        let row_len = batch.seq_len();
+        let rows = self.micro_batch_size * self.seq_len.unwrap_or(row_len) / row_len;
         let share = batch.part(self.replicas.ranks().share(batch.rows()));
-        let result = self.replicas.gradients(model, &objective, &share.split(self.micro_batch_size));
-        let (grads, gradient_norm) = clip_global_norm(model, result.grads, self.clip_norm);
+        let result = self.replicas.gradients(model, &objective, &share.split(rows.max(1)));
+        let (grads, gradient_norm) = clip_global_norm(model, result.grads, self.clip_norm, self.loss_scale);
         let update = Update {
             cross_entropy_nats: result.cross_entropy_nats,
             reconstruction: result.reconstruction,
+            z: result.z,
             gradient_norm,
         };
         Gradients { grads, update }

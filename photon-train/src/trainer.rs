@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
+use photon_core::config::ConfigError;
 use photon_core::device::OpenDevice;
 use photon_core::loss::bits_per_byte;
 use photon_core::model::Model;
@@ -14,9 +15,10 @@ use photon_core::tokenizer::Tokenizer;
 use crate::average::Average;
 use crate::checkpoint::{Best, Contents, Measured, TrainState, TrainingCheckpointError};
 use crate::config::RunConfig;
-use crate::data::{BatchLoader, BatchSource, Prepared, TokenStore};
+use crate::data::{BatchLoader, BatchSource, Prepared, RowShape, TokenStore};
 use crate::eval::evaluate;
 use crate::guard::SkipReason;
+use crate::init_from::InitFromError;
 use crate::parameters::{fingerprint, parts_with_bad_gradients};
 use crate::ranks::{Ranks, RanksError};
 use crate::record::{Existing, RecordError, RunFolder};
@@ -62,6 +64,12 @@ pub enum TrainError {
     /// The processes of the run.
     #[error(transparent)]
     Ranks(#[from] RanksError),
+    /// What the weights should have come from.
+    #[error(transparent)]
+    InitFrom(#[from] InitFromError),
+    /// The device lacks a precision.
+    #[error(transparent)]
+    Precision(#[from] ConfigError),
     /// No threads for the replicas.
     #[error("cannot start the worker threads: {0}")]
     Threads(#[from] rayon::ThreadPoolBuildError),
@@ -73,6 +81,8 @@ pub struct RunPlace<'a> {
     pub folder: &'a Path,
     /// What becomes of one that is there already.
     pub existing: Existing,
+    /// Keys of the config that may differ from those of the run that goes on.
+    pub accept: &'a [String],
     /// Set to end the run after the step at hand, with a checkpoint.
     pub stop: &'a AtomicBool,
     /// Told of every step and evaluation.
@@ -86,7 +96,10 @@ struct Trainer<'a> {
     config: &'a RunConfig,
     tokenizer: &'a Tokenizer,
     valid: &'a TokenStore,
+    source: Arc<BatchSource>,
     batches: BatchLoader,
+    /// The rows that the observer was last told of.
+    told_shape: Option<RowShape>,
     bytes_per_token: f64,
     learner: Learner,
     average: Option<Average>,
@@ -111,19 +124,22 @@ pub fn train(
     place: RunPlace,
 ) -> Result<Outcome, TrainError> {
     check_vocabulary(config, tokenizer)?;
+    config.train.precision.check(&config.model, &device.device, device.name)?;
     let data = data.packed_for(config.model.meta_chunk_tokens());
-    let setting = Setting { config, tokenizer, data: &data, device, ranks: place.ranks };
+    let setting = Setting { config, tokenizer, data: &data, device, accept: place.accept, ranks: place.ranks };
     let Start { model, average, learner, folder, state } =
         start(&setting, place.folder, place.existing, place.observer)?;
     let train = &config.train;
     let bytes_per_token = data.train.bytes_per_token();
-    let source = BatchSource::new(Arc::new(data.train), train.seq_len, train.batch_size, train.seed);
+    let source = Arc::new(BatchSource::staged(Arc::new(data.train), &train.row_shapes(), train.seed));
     let trainer = Trainer {
         config,
         tokenizer,
         valid: &data.valid,
         bytes_per_token,
-        batches: BatchLoader::start(&Arc::new(source), state.step, 1),
+        batches: BatchLoader::start(&source, state.step, 1),
+        source,
+        told_shape: None,
         learner,
         average,
         folder,
@@ -181,6 +197,7 @@ impl Trainer<'_> {
     fn step(&mut self, model: Model) -> Result<Model, TrainError> {
         let started = Instant::now();
         let train = &self.config.train;
+        self.tell_shape();
         let batch = self.batches.next_batch();
         let learning_rate = learning_rate(&train.optimizer, self.state.step, train.steps);
         let gradients = self.learner.gradients(&model, &batch);
@@ -202,6 +219,8 @@ impl Trainer<'_> {
             loss_nats: update.cross_entropy_nats,
             bits_per_byte: bits_per_byte(update.cross_entropy_nats, self.bytes_per_token),
             reconstruction: update.reconstruction,
+            z: update.z,
+            seq_len: batch.seq_len(),
             gradient_norm: update.gradient_norm,
             learning_rate,
             tokens_per_sec: batch.n_tokens() as f64 / started.elapsed().as_secs_f64(),
@@ -209,6 +228,16 @@ impl Trainer<'_> {
         self.record_step(&report)?;
         self.observer.step(&report);
         Ok(model)
+    }
+
+    /// Says how long rows are now, where that changes along the run.
+    fn tell_shape(&mut self) {
+        let (train, step) = (&self.config.train, self.state.step);
+        let shape = self.source.shape(step);
+        if !train.curriculum.is_empty() && self.told_shape.replace(shape) != Some(shape) {
+            let RowShape { seq_len, batch_size, .. } = shape;
+            self.observer.notice(&format!("from step {step} on an update has {batch_size} rows of {seq_len} tokens"));
+        }
     }
 
     /// Leaves an update out, and ends the run if that happens too often.
@@ -255,6 +284,12 @@ impl Trainer<'_> {
             ("train/data_wait_share", self.batches.wait_share()),
         ] {
             folder.scalar(tag, value, report.step)?;
+        }
+        if self.config.train.z_loss > 0.0 {
+            folder.scalar("train/z", report.z, report.step)?;
+        }
+        if !self.config.train.curriculum.is_empty() {
+            folder.scalar("train/seq_len", report.seq_len as f64, report.step)?;
         }
         if self.config.train.alpha > 0.0 {
             folder.scalar("train/reconstruction", report.reconstruction, report.step)?;

@@ -102,6 +102,22 @@ fn the_quickstart_ends_with_a_command_that_works() {
 }
 
 #[test]
+fn the_recipes_run_and_a_meant_change_goes_through() {
+    let folder = tempfile::tempdir().unwrap();
+    let (config, out) = (repository().join("configs/train/recipes.toml"), folder.path().join("run"));
+    stdout_of(cheap_run(&config, &out, &[]));
+    let args =
+        [&["run", &text(&config), "--out", &text(&out), "--resume"].map(str::to_owned)[..], &set(CHEAP)].concat();
+    let changed = set(["steps=3", "optimizer.learning_rate=1e-4"]);
+    let said = photon_train([&args[..], &changed].concat()).assert().failure().get_output().stderr.clone();
+    assert_says(&String::from_utf8(said).unwrap(), &["if it is meant: --accept optimizer.learning_rate"]);
+    let accept = ["--accept", "optimizer.learning_rate"].map(str::to_owned);
+    let said = photon_train([&args[..], &changed, &accept].concat()).assert().success().get_output().stderr.clone();
+    assert_says(&String::from_utf8(said).unwrap(), &["changed, as accepted: optimizer.learning_rate"]);
+    assert_eq!(losses_of(&out).iter().filter(|loss| loss.is_number()).count(), 3);
+}
+
+#[test]
 fn the_resolved_config_of_a_run_is_a_run() {
     let folder = tempfile::tempdir().unwrap();
     let (first, second) = (folder.path().join("first"), folder.path().join("second"));

@@ -20,9 +20,9 @@ fn cases() -> Vec<Case> {
     cases
 }
 
-fn loss(model: &Model, rows: &[Vec<u32>], alpha: f64) -> Tensor<1> {
+fn loss(model: &Model, rows: &[Vec<u32>], [alpha, z_loss]: [f64; 2]) -> Tensor<1> {
     let row_tokens = vec![rows[0].len(); rows.len()];
-    let objective = Objective::new(&model.config(), alpha, &row_tokens);
+    let objective = Objective::new(&model.config(), alpha, &row_tokens).with_z_loss(z_loss);
     objective.loss(model, ids(rows, &model.device()), &row_tokens).total
 }
 
@@ -57,7 +57,7 @@ fn every_parameter_learns_from_the_first_step() {
         let model = Model::new(&case.config, 3, &Device::flex().autodiff());
         for alpha in [0.0, 0.3] {
             let rows = random_rows(2, 3 * case.config.meta_chunk_tokens().max(4), 21);
-            for (path, gradient) in gradients(&model, loss(&model, &rows, alpha)) {
+            for (path, gradient) in gradients(&model, loss(&model, &rows, [alpha, 0.0])) {
                 assert!(gradient.iter().all(|g| g.is_finite()), "{}: {path} at alpha {alpha}", case.name);
                 assert!(gradient.iter().any(|&g| g != 0.0), "{}: {path} gets none at alpha {alpha}", case.name);
             }
@@ -71,7 +71,7 @@ fn running_blocks_again_gives_the_same_gradients() {
         let rows = random_rows(2, 3 * case.config.meta_chunk_tokens().max(4), 24);
         let of = |device: Device| {
             let model = shaken(&case.config, &device);
-            gradients(&model, loss(&model, &rows, 0.3))
+            gradients(&model, loss(&model, &rows, [0.3, 0.0]))
         };
         let kept = of(Device::flex().autodiff());
         let again = of(Device::flex().autodiff().gradient_checkpointing());
@@ -111,21 +111,22 @@ impl burn::module::ModuleMapper for Nudge {
 fn gradients_agree_with_finite_differences() {
     // Small, so that no choice of blocks turns over: the loss jumps there.
     const STEP: f32 = 2e-3;
-    for (case, alpha) in cases().into_iter().flat_map(|case| [(case.config.clone(), 0.0), (case.config, 0.3)]) {
+    let weights = [[0.0, 0.1], [0.3, 0.0]];
+    for (case, weights) in cases().into_iter().flat_map(|case| weights.map(|weights| (case.config.clone(), weights))) {
         let model = shaken(&case, &Device::flex().autodiff());
         let rows = random_rows(2, 13, 22);
-        let analytic = gradients(&model, loss(&model, &rows, alpha));
+        let analytic = gradients(&model, loss(&model, &rows, weights));
         for (index, (path, gradient)) in analytic.iter().enumerate() {
             // The steepest element: its difference stands out of rounding.
             let steepest =
                 (0..gradient.len()).max_by(|&a, &b| gradient[a].abs().total_cmp(&gradient[b].abs())).unwrap();
             // The stop-gradient of the reconstruction's target is no derivative of its value.
-            if alpha > 0.0 && path.contains("encoder") {
+            if weights[0] > 0.0 && path.contains("encoder") {
                 continue;
             }
             let at = |by: f32| -> f32 {
                 let nudged = model.clone().map(&mut Nudge { countdown: index, element: steepest, by });
-                loss(&nudged, &rows, alpha).into_scalar()
+                loss(&nudged, &rows, weights).into_scalar()
             };
             let numeric = (at(STEP) - at(-STEP)) / (2.0 * STEP);
             let error = (numeric - gradient[steepest]).abs();
@@ -151,20 +152,39 @@ fn the_chunked_loss_equals_the_plain_one() {
     let targets = Tensor::<1, Int>::arange(0..n_positions as i64, &device) * 571;
     let weights = Tensor::<1>::from_data(TensorData::new(numbers(n_positions, 0.0), [n_positions]), &device);
 
-    let chunked = loss::cross_entropy(hidden.clone(), head.clone(), targets.clone(), weights.clone());
-    let log_probs = log_softmax(hidden.clone().matmul(head.clone()), 1);
-    let plain = -(log_probs.gather(1, targets.clone().unsqueeze_dim(1)).squeeze_dim(1) * weights.clone()).sum();
-    let without_gradient =
-        loss::cross_entropy(hidden.clone().inner(), head.clone().inner(), targets.inner(), weights.inner());
+    for z_loss in [0.0, 0.02] {
+        let chunked = loss::token_losses(hidden.clone(), head.clone(), targets.clone(), weights.clone(), z_loss);
+        let logits = hidden.clone().matmul(head.clone());
+        let log_probs = log_softmax(logits.clone(), 1);
+        let plain = -(log_probs.gather(1, targets.clone().unsqueeze_dim(1)).squeeze_dim(1) * weights.clone()).sum();
+        let z = (logits.exp().sum_dim(1).log().square().squeeze_dim(1) * weights.clone()).sum();
+        let plain_total = plain.clone() + z.clone() * z_loss;
+        let [inner_hidden, inner_head] = [&hidden, &head].map(|x| x.clone().inner());
+        let inner =
+            loss::token_losses(inner_hidden, inner_head, targets.clone().inner(), weights.clone().inner(), z_loss);
 
-    let value: f32 = plain.clone().into_scalar();
-    assert!((chunked.clone().into_scalar::<f32>() - value).abs() < 1e-5 * value.abs());
-    assert!((without_gradient.into_scalar::<f32>() - value).abs() < 1e-5 * value.abs());
-    // An upstream factor must reach the gradients.
-    let (chunked, plain) = ((chunked * 3.0).backward(), (plain * 3.0).backward());
-    for tensor in [hidden, head] {
-        let difference: f32 = (tensor.grad(&chunked).unwrap() - tensor.grad(&plain).unwrap()).abs().max().into_scalar();
-        assert!(difference < 1e-5, "{difference}");
+        let value = |x: &Tensor<1>| x.clone().into_scalar::<f32>();
+        for losses in [&chunked, &inner] {
+            let pairs = [(&losses.total, &plain_total), (&losses.cross_entropy, &plain), (&losses.z, &z)];
+            for (index, (found, expected)) in
+                pairs.map(|(found, expected)| (value(found), value(expected))).iter().enumerate()
+            {
+                // Without a weight the squares are left out.
+                let is_left_out = index == 2 && z_loss == 0.0 && losses.z.is_autodiff();
+                let expected = if is_left_out { 0.0 } else { *expected };
+                assert!(
+                    (found - expected).abs() <= 1e-5 * expected.abs(),
+                    "z_loss {z_loss}, {index}: {found}, {expected}"
+                );
+            }
+        }
+        // An upstream factor must reach the gradients.
+        let (chunked, plain) = ((chunked.total * 3.0).backward(), (plain_total * 3.0).backward());
+        for tensor in [&hidden, &head] {
+            let gradient = tensor.grad(&plain).unwrap();
+            let difference: f32 = (tensor.grad(&chunked).unwrap() - gradient).abs().max().into_scalar();
+            assert!(difference < 2e-5, "z_loss {z_loss}: {difference}");
+        }
     }
 }
 
@@ -175,7 +195,7 @@ fn accumulation_is_the_mean_over_tokens_however_the_batch_is_cut() {
         let model = shaken(&case.config, &Device::flex().autodiff());
         let rows = random_rows(8, 24, 23);
         let row_tokens = [24, 3, 24, 17, 9, 24, 1, 12];
-        let objective = Objective::new(&case.config, alpha, &row_tokens);
+        let objective = Objective::new(&case.config, alpha, &row_tokens).with_z_loss(0.01);
         let summed = |micro_batch: usize| {
             let mut value = 0.0;
             let mut sums: Vec<(String, Vec<f32>)> = Vec::new();
@@ -258,7 +278,7 @@ fn a_fresh_model_knows_nothing() {
     let config = parse(include_str!("../../configs/model/photon-3l-tiny.toml"));
     let model = Model::new(&config, 0, &Device::flex());
     let row: Vec<u32> = (0..64).map(|i| (i * 37) % 256).collect();
-    let nats: f32 = loss(&model, &[row], 0.0).into_scalar();
+    let nats: f32 = loss(&model, &[row], [0.0; 2]).into_scalar();
     let uniform = (config.vocab_size() as f32).ln();
     assert!((nats - uniform).abs() < 0.1, "{nats} nats at the start, uniform is {uniform}");
 }

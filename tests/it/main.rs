@@ -22,6 +22,7 @@ mod offload;
 mod programs;
 mod ranks;
 mod readme;
+mod recipes;
 mod resume;
 mod runs;
 mod sessions;

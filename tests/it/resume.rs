@@ -69,6 +69,10 @@ fn assert_same(run: &Run, expected: &Run) {
     }
 }
 
+const GROUPS: &str = "optimizer.groups=[{ select = \"encoder 1\", frozen = true }, \
+                      { select = \"head\", learning_rate_factor = 0.5, weight_decay = 0.0 }]";
+const CURRICULUM: &str = "curriculum=[{ until_step = 4, seq_len = 8 }, { until_step = 33, seq_len = 16 }]";
+
 #[test]
 fn a_run_in_pieces_is_the_run_in_one() {
     // An epoch has some 56 steps: the pieces end within one, and after it.
@@ -77,6 +81,9 @@ fn a_run_in_pieces_is_the_run_in_one() {
         ("plain", &[][..]),
         ("two replicas", &["replicas=2", "micro_batch_size=2", "steps=40"]),
         ("average", &["ema={ decay = 0.9 }", "steps=40"]),
+        ("muon", &["optimizer.kind=muon", "steps=40", GROUPS, "z_loss=1e-3"]),
+        ("rows that grow", &["steps=40", CURRICULUM, "optimizer.schedule={ wsd = { decay_steps = 12 } }"]),
+        ("fewer bits", &["steps=40", "precision={ default = \"bf16\" }", "gradient_checkpointing=true"]),
         ("skips", &["guards.spike_factor=1.1", "guards.max_skips_in_a_row=60"]),
     ] {
         let overrides = [&plain[..], overrides].concat();

@@ -45,18 +45,20 @@ impl Run {
     }
 
     pub(crate) fn train_watched(&self, stop: &AtomicBool, observer: &mut dyn Observer) -> Result<Outcome, TrainError> {
-        self.train_as(&self.config, Existing::Refuse, stop, observer)
+        self.train_as(&self.config, Existing::Refuse, &[], stop, observer)
     }
 
     fn train_as(
         &self,
         config: &RunConfig,
         existing: Existing,
+        accept: &[String],
         stop: &AtomicBool,
         observer: &mut dyn Observer,
     ) -> Result<Outcome, TrainError> {
         let device = DeviceChoice::Cpu.open().unwrap();
-        let place = RunPlace { folder: &self.out(), existing, stop, observer, ranks: &Rc::new(Ranks::alone()) };
+        let (folder, ranks) = (&self.out(), &Rc::new(Ranks::alone()));
+        let place = RunPlace { folder, existing, accept, stop, observer, ranks };
         train(config, &Tokenizer::bytes(), self.data_of(config), &device, place)
     }
 
@@ -68,13 +70,19 @@ impl Run {
     pub(crate) fn resume(&self, stop_after: Option<u64>) -> Result<(Outcome, Vec<String>), TrainError> {
         let stop = AtomicBool::new(false);
         let mut observer = StopsAfter { step: stop_after.unwrap_or(u64::MAX), stop: &stop, notices: Vec::new() };
-        let outcome = self.train_as(&self.config, Existing::Resume, &stop, &mut observer)?;
+        let outcome = self.train_as(&self.config, Existing::Resume, &[], &stop, &mut observer)?;
         Ok((outcome, observer.notices))
     }
 
     /// Goes on to the end, with another config.
     pub(crate) fn resume_as(&self, config: &RunConfig) -> Result<Outcome, TrainError> {
-        self.train_as(config, Existing::Resume, &AtomicBool::new(false), &mut Unwatched)
+        self.resume_accepting(config, &[])
+    }
+
+    /// The same, with changes of these keys meant.
+    pub(crate) fn resume_accepting(&self, config: &RunConfig, accept: &[&str]) -> Result<Outcome, TrainError> {
+        let accept: Vec<String> = accept.iter().map(|key| (*key).to_owned()).collect();
+        self.train_as(config, Existing::Resume, &accept, &AtomicBool::new(false), &mut Unwatched)
     }
 
     /// The lines of `metrics.jsonl` without how long they took.

@@ -11,6 +11,7 @@ use burn::tensor::{DType, Device, Tensor, TensorData};
 
 use super::activations::Activations;
 use super::block_pick::BlockPick;
+use super::compute::Compute;
 use super::fused::span_attention::span_attention;
 use super::fused::{self, has_kernels};
 use super::rope::Rotation;
@@ -67,9 +68,15 @@ impl Attention {
     /// # Shapes
     ///
     /// `x: [B, N, D] -> [B, N, D]`; `mask` is [`sequence_mask`] of the same stack, batch and length.
-    pub fn forward(&self, x: Tensor<3>, rotation: Option<&Rotation>, mask: &SequenceMask) -> Tensor<3> {
+    pub fn forward(
+        &self,
+        x: Tensor<3>,
+        rotation: Option<&Rotation>,
+        mask: &SequenceMask,
+        compute: Compute,
+    ) -> Tensor<3> {
         let [batch, n_positions, d_model] = x.dims();
-        let (q, k, v) = self.project(x, rotation); // [B, N, H, K]
+        let (q, k, v) = self.project(x, rotation, compute); // [B, N, H, K]
         let out = match mask {
             SequenceMask::None => {
                 let sinks = match &self.sinks {
@@ -89,7 +96,7 @@ impl Attention {
             }
             SequenceMask::Blocks(blocks) => self.weigh_blocks(self.scaled(q), k, v, blocks),
         };
-        self.o_proj.forward(out) // [B, N, D]
+        compute.widen(compute.linear(&self.o_proj, out)) // [B, N, D]
     }
 
     /// Attention of new positions to a cache that takes them up.
@@ -107,7 +114,7 @@ impl Attention {
         activations: Activations,
     ) -> Tensor<3> {
         let [batch, n_positions, d_model] = x.dims();
-        let (q, k, v) = self.project(activations.round(x), rotation); // [b, N, H, K]
+        let (q, k, v) = self.project(activations.round(x), rotation, Compute::F32); // [b, N, H, K]
         let queries = heads_first(self.scaled(q));
         let new = NewEntries { rows, positions, queries, keys: heads_first(k), values: heads_first(v) };
         let out = cache.attend(new, self.sinks.as_ref().map(Param::val)); // [b, H, N, K]
@@ -116,11 +123,21 @@ impl Attention {
     }
 
     /// `[B, N, D]` to queries, keys and values `[B, N, H, K]`, turned by their positions.
-    fn project(&self, x: Tensor<3>, rotation: Option<&Rotation>) -> (Tensor<4>, Tensor<4>, Tensor<4>) {
+    fn project(
+        &self,
+        x: Tensor<3>,
+        rotation: Option<&Rotation>,
+        compute: Compute,
+    ) -> (Tensor<4>, Tensor<4>, Tensor<4>) {
         let [batch, n_positions, _] = x.dims();
-        let q = self.q_proj.forward(x.clone()).reshape([batch, n_positions, self.n_heads, self.head_dim]);
-        let k = self.k_proj.forward(x.clone()).reshape([batch, n_positions, self.n_kv_heads, self.head_dim]);
-        let v = self.v_proj.forward(x).reshape([batch, n_positions, self.n_kv_heads, self.head_dim]);
+        let x = compute.round(x);
+        let heads = |proj: &Linear, n_heads: usize| {
+            let heads = compute.widen(compute.linear(proj, x.clone()));
+            heads.reshape([batch, n_positions, n_heads, self.head_dim])
+        };
+        let q = heads(&self.q_proj, self.n_heads);
+        let k = heads(&self.k_proj, self.n_kv_heads);
+        let v = heads(&self.v_proj, self.n_kv_heads);
         match rotation {
             Some(rotation) => (rotation.apply(q), rotation.apply(k), v),
             None => (q, k, v),
@@ -248,7 +265,7 @@ pub fn sequence_mask(spec: &StackSpec, batch: usize, n_positions: usize, device:
     if let Some(pick) = spec.pick {
         return SequenceMask::AllPairs(pick.fixed_mask(&[(0..n_positions).collect()], n_positions, device));
     }
-    // Sequences are in f32, as the weights are.
+    // Attention over positions is in f32, whatever the products with weights are in.
     if has_kernels(device, DType::F32) {
         return SequenceMask::None;
     }

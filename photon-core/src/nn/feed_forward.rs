@@ -5,6 +5,7 @@ use burn::nn::Linear;
 use burn::tensor::Tensor;
 
 use super::activations::Activations;
+use super::compute::Compute;
 use super::fused::swiglu;
 use crate::init::Initializer;
 
@@ -33,10 +34,10 @@ impl FeedForward {
     /// # Shapes
     ///
     /// `[B, N, D] -> [B, N, D]`
-    pub fn forward(&self, x: Tensor<3>, activations: Activations) -> Tensor<3> {
-        let x = activations.round(x);
-        let gate = self.gate_proj.forward(x.clone()); // [B, N, F]
-        let up = self.up_proj.forward(x); // [B, N, F]
-        self.down_proj.forward(activations.round(swiglu(gate, up))) // [B, N, D]
+    pub fn forward(&self, x: Tensor<3>, activations: Activations, compute: Compute) -> Tensor<3> {
+        let x = compute.round(activations.round(x));
+        let gate = compute.linear(&self.gate_proj, x.clone()); // [B, N, F]
+        let up = compute.linear(&self.up_proj, x); // [B, N, F]
+        compute.widen(compute.linear(&self.down_proj, activations.round(swiglu(gate, up)))) // [B, N, D]
     }
 }

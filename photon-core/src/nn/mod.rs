@@ -3,6 +3,7 @@
 pub mod activations;
 pub mod attention;
 pub mod block_pick;
+pub mod compute;
 pub mod feed_forward;
 pub mod fused;
 mod recompute;

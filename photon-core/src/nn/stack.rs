@@ -8,6 +8,7 @@ use burn::tensor::{Device, Tensor};
 
 use super::activations::Activations;
 use super::attention::{Attention, SequenceMask, sequence_mask};
+use super::compute::Compute;
 use super::feed_forward::FeedForward;
 use super::fused::{has_kernels, norm};
 use super::recompute;
@@ -43,11 +44,12 @@ impl Block {
         &self,
         x: Tensor<3>,
         activations: Activations,
+        compute: Compute,
         attend: impl FnOnce(&Attention, Tensor<3>) -> Tensor<3>,
     ) -> Tensor<3> {
         // The branch stands first: the sum takes its place in memory, which nobody else holds.
         let x = attend(&self.attention, norm(&self.attention_norm, x.clone())) + x;
-        self.feed_forward.forward(norm(&self.feed_forward_norm, x.clone()), activations) + x
+        self.feed_forward.forward(norm(&self.feed_forward_norm, x.clone()), activations, compute) + x
     }
 }
 
@@ -58,6 +60,9 @@ pub struct Stack {
     norm: RmsNorm,
     #[module(skip)]
     spec: StackSpec,
+    /// What whole sequences are computed in; steps over caches are f32.
+    #[module(skip)]
+    compute: Compute,
 }
 
 /// What a stack carries from call to call.
@@ -82,7 +87,13 @@ impl Stack {
             blocks: (0..spec.n_layers).map(|_| Block::new(&spec, init)).collect(),
             norm: init.norm(spec.d_model, spec.norm_eps),
             spec,
+            compute: Compute::F32,
         }
+    }
+
+    /// The same weights, with products of whole sequences in another format.
+    pub(crate) fn set_compute(&mut self, compute: Compute) {
+        self.compute = compute;
     }
 
     /// The stack over whole sequences that start at position 0.
@@ -109,12 +120,14 @@ impl Stack {
         let positions = [(0..n_positions).collect()];
         let rotation = self.rotation(&positions, &device);
         let mask: SequenceMask = sequence_mask(&self.spec, batch, n_positions, &device);
+        let compute = self.compute;
         let run = move |block: &Block, x: Tensor<3>| {
             let (rotation, mask) = match x.is_autodiff() {
                 true => (rotation.clone(), mask.clone()),
                 false => (rotation.clone().map(Rotation::inner), mask.clone().inner()),
             };
-            block.run(x, Activations::F32, |attention, x| attention.forward(x, rotation.as_ref(), &mask)) // [B, N, D]
+            let attend = |attention: &Attention, x: Tensor<3>| attention.forward(x, rotation.as_ref(), &mask, compute);
+            block.run(x, Activations::F32, compute, attend) // [B, N, D]
         };
         let x = match recompute::applies(&x) {
             true => self.blocks.iter().fold(x, |x, block| recompute::run_again_later(block, x, run.clone())),
@@ -133,7 +146,7 @@ impl Stack {
         let activations = state.activations;
         assert_eq!(state.caches.len(), self.blocks.len(), "the caches of this stack have been given up");
         let x = self.blocks.iter().zip(&mut state.caches).fold(x, |x, (block, cache)| {
-            block.run(x, activations, |attention, x| {
+            block.run(x, activations, Compute::F32, |attention, x| {
                 attention.step(x, rotation.as_ref(), cache, rows, positions, activations)
             })
         });

@@ -3,13 +3,14 @@
 use std::fmt;
 use std::path::Path;
 
+use serde::Serialize;
 use toml::{Table, Value};
 
 use super::MadeWith;
 use crate::config::RunConfig;
 
 /// Something that is not as it was.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Difference {
     /// The key of the config, or words.
     pub key: String,
@@ -19,9 +20,32 @@ pub struct Difference {
     pub now: String,
 }
 
+const ABSENT: &str = "absent";
+
+impl Difference {
+    /// Whether a run may go on with it, if it is meant.
+    ///
+    /// What decides the batches may not change, for then nobody knows what was seen; nor what weights and the optimiser's
+    /// memory are made for.
+    pub fn may_be_meant(&self) -> bool {
+        match self.key.as_str() {
+            "optimizer.kind" => false,
+            // An average begins with a run.
+            "ema.decay" => self.was != ABSENT && self.now != ABSENT,
+            "alpha" | "z_loss" | "gradient_checkpointing" | "replicas" | "micro_batch_size" | "init_from" => true,
+            key => ["optimizer.", "eval.", "precision."].iter().any(|start| key.starts_with(start)),
+        }
+    }
+}
+
 impl fmt::Display for Difference {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: was {}, now {}", self.key, self.was, self.now)
+        let Self { key, was, now } = self;
+        write!(f, "{key}: was {was}, now {now}")?;
+        match self.may_be_meant() {
+            true => write!(f, " (if it is meant: --accept {key})"),
+            false => Ok(()),
+        }
     }
 }
 
@@ -44,7 +68,7 @@ pub fn differences(was: &Table, was_with: &MadeWith, config: &RunConfig, now_wit
         let is_raised =
             key == "steps" && was.as_ref().and_then(Value::as_integer) <= now.as_ref().and_then(Value::as_integer);
         if was != now && !is_raised {
-            let say = |value: Option<Value>| value.map_or("absent".to_owned(), |value| value.to_string());
+            let say = |value: Option<Value>| value.map_or(ABSENT.to_owned(), |value| value.to_string());
             let now = say(now) + if key == "steps" { " (it may only rise)" } else { "" };
             found.push(Difference { key: key.clone(), was: say(was), now });
         }

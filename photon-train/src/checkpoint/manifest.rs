@@ -123,6 +123,11 @@ pub(super) fn verify(folder: &Path, needed: &[&str]) -> Result<(), DamageError> 
     Ok(())
 }
 
+/// SHA-256 of a file.
+pub(crate) fn file_hash(path: &Path) -> io::Result<String> {
+    measure(path).map(|(_, hash)| hash)
+}
+
 /// Length and SHA-256 of a file.
 fn measure(path: &Path) -> io::Result<(u64, String)> {
     let mut file = File::open(path)?;

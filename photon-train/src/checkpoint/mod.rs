@@ -27,6 +27,7 @@ pub use differences::{Difference, differences};
 pub(crate) use folder::CHECKPOINTS;
 pub use folder::{Checkpoints, Contents, Damaged, Found};
 pub use manifest::DamageError;
+pub(crate) use manifest::file_hash;
 pub use state::{Best, MadeWith, Measured, TrainState};
 
 use std::path::PathBuf;

@@ -53,7 +53,7 @@ pub(super) fn run(args: &PrepareArgs) -> Result<()> {
     let data = data.packed_for(model.meta_chunk_tokens());
     print(sides(&report))?;
     print(format!("a run of {} steps:", config.steps))?;
-    let source = BatchSource::new(Arc::new(data.train.clone()), config.seq_len, config.batch_size, config.seed);
+    let source = BatchSource::staged(Arc::new(data.train.clone()), &config.row_shapes(), config.seed);
     for (progress, source) in source.progress(config.steps).iter().zip(data.train.sources()) {
         let padding = 100.0 * (1.0 - source.store.len() as f64 / source.store.n_places() as f64);
         let SourceProgress { name, rows, epochs } = progress;

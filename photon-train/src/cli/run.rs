@@ -54,6 +54,10 @@ pub(super) struct RunArgs {
     /// Go on with the run that the folder holds; where there is none, begin one.
     #[arg(long, conflicts_with = "overwrite")]
     resume: bool,
+    /// With --resume: a key of the config that may have changed, such as optimizer.learning_rate; may be given several
+    /// times.
+    #[arg(long, value_name = "KEY", requires = "resume")]
+    accept: Vec<String>,
 }
 
 pub(super) fn run(args: RunArgs) -> Result<()> {
@@ -110,12 +114,13 @@ fn train_on(ranks: &Rc<Ranks>, config: RunConfig, args: &RunArgs) -> Result<(Run
     let tokenizer = config.train.load_tokenizer()?;
     check_vocabulary(&config, &tokenizer)?;
     let device = args.device.open_on(ranks.local_rank())?;
+    config.train.precision.check(&config.model, &device.device, device.name)?;
     let stop = stop_on_interrupt(ranks.is_first())?;
     // Beside the runs, so that the next run on the same text finds the tokens.
     let cache = out.parent().unwrap_or(Path::new("")).join(".tokens");
     let data = prepare_in_turn(ranks, &config, &tokenizer, &cache)?;
     if !ranks.is_first() {
-        let place = RunPlace { folder: &out, existing, stop: &stop, observer: &mut Unseen, ranks };
+        let place = RunPlace { folder: &out, existing, accept: &args.accept, stop: &stop, observer: &mut Unseen, ranks };
         let outcome = train(&config, &tokenizer, data, &device, place)?;
         return Ok((config, out, outcome));
     }
@@ -123,7 +128,7 @@ fn train_on(ranks: &Rc<Ranks>, config: RunConfig, args: &RunArgs) -> Result<(Run
     let among = if ranks.n_ranks() > 1 { format!("; processes: {}", ranks.n_ranks()) } else { String::new() };
     log(format!("device: {}; run folder: {}{among}", device.name, out.display()));
     let mut watch = Watch::new(config.train.steps);
-    let place = RunPlace { folder: &out, existing, stop: &stop, observer: &mut watch, ranks };
+    let place = RunPlace { folder: &out, existing, accept: &args.accept, stop: &stop, observer: &mut watch, ranks };
     let outcome = train(&config, &tokenizer, data, &device, place)?;
     watch.bar.finish_and_clear();
     Ok((config, out, outcome))

@@ -11,16 +11,35 @@ use super::{
     windows::{Windows, usable_offsets},
 };
 
-/// The training batches: a pure function of the mixture, `seq_len`, `batch_size`, the seed and the step.
+/// The training batches: a pure function of the mixture, the shapes of rows, the seed and the step.
 ///
 /// Row `r` of a step is row `n = step * batch_size + r` of the run. The mixture says which source it comes from and
 /// how many rows came from there before. Each epoch of a source cuts it into windows of `seq_len`, from an offset of its
 /// own, and shuffles the windows of the whole source; no table is kept, so that its size does not matter.
+///
+/// Where rows change their shape along the run, steps and rows are counted anew: rows of another length are cut and
+/// shuffled in another way, so what was seen at one length may be seen again at the next.
 pub struct BatchSource {
     mixture: Arc<Mixture>,
-    seq_len: usize,
-    batch_size: usize,
     seed: u64,
+    /// In the order of their first steps, the first of which is 0.
+    stages: Vec<Stage>,
+}
+
+/// The shape of the rows from a step on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RowShape {
+    /// The first step of this shape, counted from 0.
+    pub from_step: u64,
+    /// Tokens of a row, at most.
+    pub seq_len: usize,
+    /// Rows of a step.
+    pub batch_size: usize,
+}
+
+/// Rows of one shape, and how each source is cut for them.
+struct Stage {
+    shape: RowShape,
     cuts: Vec<Cut>,
 }
 
@@ -47,52 +66,80 @@ impl BatchSource {
     /// # Panics
     /// When a source or `seq_len` is below 2 tokens, `seq_len` is no multiple of the alignment, or `batch_size` is 0.
     pub fn new(mixture: Arc<Mixture>, seq_len: usize, batch_size: usize, seed: u64) -> Self {
-        assert!(batch_size > 0, "a batch needs rows");
-        let cut = |store: &super::TokenStore| {
-            let align = store.alignment();
-            assert!(seq_len.is_multiple_of(align), "rows of {seq_len} places for documents at multiples of {align}");
-            let (windows_per_epoch, offsets) = usable_offsets(store.n_places(), seq_len, align);
-            Cut { windows_per_epoch, offsets }
-        };
-        let cuts = mixture.sources().iter().map(|source| cut(&source.store)).collect();
-        Self { mixture, seq_len, batch_size, seed, cuts }
+        Self::staged(mixture, &[RowShape { from_step: 0, seq_len, batch_size }], seed)
     }
 
-    /// Rows that make one pass over each source.
-    pub fn windows_per_epoch(&self) -> Vec<usize> {
-        self.cuts.iter().map(|cut| cut.windows_per_epoch).collect()
+    /// Batches whose rows change their shape along the run.
+    ///
+    /// # Panics
+    /// As [`Self::new`], and when the first shape is not from step 0 on or the steps do not rise.
+    pub fn staged(mixture: Arc<Mixture>, shapes: &[RowShape], seed: u64) -> Self {
+        assert_eq!(shapes.first().map(|shape| shape.from_step), Some(0), "a run begins with rows of some shape");
+        assert!(shapes.is_sorted_by(|a, b| a.from_step < b.from_step), "{shapes:?}");
+        let stage = |&shape: &RowShape| {
+            let RowShape { seq_len, batch_size, .. } = shape;
+            assert!(batch_size > 0, "a batch needs rows");
+            let cut = |store: &super::TokenStore| {
+                let align = store.alignment();
+                assert!(
+                    seq_len.is_multiple_of(align),
+                    "rows of {seq_len} places for documents at multiples of {align}"
+                );
+                let (windows_per_epoch, offsets) = usable_offsets(store.n_places(), seq_len, align);
+                Cut { windows_per_epoch, offsets }
+            };
+            Stage { shape, cuts: mixture.sources().iter().map(|source| cut(&source.store)).collect() }
+        };
+        let stages = shapes.iter().map(stage).collect();
+        Self { mixture, seed, stages }
+    }
+
+    /// The shape of the rows of this step, counted from 0.
+    pub fn shape(&self, step: u64) -> RowShape {
+        self.stage(step).shape
+    }
+
+    fn stage(&self, step: u64) -> &Stage {
+        let next = self.stages.partition_point(|stage| stage.shape.from_step <= step);
+        &self.stages[next - 1]
     }
 
     /// The rows of this step, counted from 0.
     pub fn batch(&self, step: u64) -> Batch {
-        let first = step * self.batch_size as u64;
-        let rows = (first..first + self.batch_size as u64).map(|n| {
+        let stage = self.stage(step);
+        let RowShape { from_step, seq_len, batch_size } = stage.shape;
+        let first = (step - from_step) * batch_size as u64;
+        let rows = (first..first + batch_size as u64).map(|n| {
             let (source, before) = self.mixture.source_of_row(n);
-            (&self.mixture.sources()[source].store, self.window(source, before))
+            (&self.mixture.sources()[source].store, self.window(stage, source, before))
         });
-        Batch::of_windows(rows, self.seq_len)
+        Batch::of_windows(rows, seq_len)
     }
 
     /// How far each source is gone through after so many steps.
     pub fn progress(&self, steps: u64) -> Vec<SourceProgress> {
-        let rows = self.mixture.rows_of_sources(steps * self.batch_size as u64);
-        let sources = self.mixture.sources().iter().zip(&self.cuts).zip(rows);
-        let of = |((source, cut), rows): ((&super::MixtureSource, &Cut), u64)| SourceProgress {
-            name: source.name.clone(),
-            rows,
-            epochs: rows as f64 / cut.windows_per_epoch as f64,
-        };
-        sources.map(of).collect()
+        let source = |source: &super::MixtureSource| SourceProgress { name: source.name.clone(), rows: 0, epochs: 0.0 };
+        let mut sources: Vec<SourceProgress> = self.mixture.sources().iter().map(source).collect();
+        let ends = self.stages[1..].iter().map(|stage| stage.shape.from_step).chain([u64::MAX]);
+        for (stage, end) in self.stages.iter().zip(ends) {
+            let n_steps = steps.min(end).saturating_sub(stage.shape.from_step);
+            let rows = self.mixture.rows_of_sources(n_steps * stage.shape.batch_size as u64);
+            for ((source, cut), rows) in sources.iter_mut().zip(&stage.cuts).zip(rows) {
+                source.rows += rows;
+                source.epochs += rows as f64 / cut.windows_per_epoch as f64;
+            }
+        }
+        sources
     }
 
-    /// The window of row `n` of those that come from a source.
-    fn window(&self, source: usize, n: u64) -> Range<usize> {
-        let cut = &self.cuts[source];
+    /// The window of row `n` of those of a stage that come from a source.
+    fn window(&self, stage: &Stage, source: usize, n: u64) -> Range<usize> {
+        let cut = &stage.cuts[source];
         let per_epoch = cut.windows_per_epoch as u64;
         let mut rng = epoch_rng(self.seed, source as u64, n / per_epoch);
         let offset = cut.offsets[rng.random_range(0..cut.offsets.len())];
         let order = Permutation::new(per_epoch, &mut rng);
-        let windows = Windows::new(self.mixture.sources()[source].store.n_places(), self.seq_len, offset);
+        let windows = Windows::new(self.mixture.sources()[source].store.n_places(), stage.shape.seq_len, offset);
         windows.get(order.apply(n % per_epoch) as usize)
     }
 }
@@ -115,6 +162,10 @@ mod tests {
         Arc::new(mixture)
     }
 
+    fn windows_per_epoch(source: &BatchSource) -> usize {
+        source.stages[0].cuts[0].windows_per_epoch
+    }
+
     fn rows(batch: &Batch) -> Vec<Vec<u32>> {
         let row = |(ids, &len): (&[u32], &usize)| ids[..len].to_vec();
         batch.token_ids.chunks(batch.seq_len()).zip(&batch.lens).map(row).collect()
@@ -125,7 +176,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let mixture = counting(&folder, 101);
         let source = BatchSource::new(Arc::clone(&mixture), 8, 3, 7);
-        let per_epoch = source.windows_per_epoch()[0];
+        let per_epoch = windows_per_epoch(&source);
         // Batches straddle epochs: three epochs are a whole number of batches of three rows.
         let all_rows: Vec<Vec<u32>> = (0..per_epoch as u64).flat_map(|step| rows(&source.batch(step))).collect();
         let mut expected = mixture.sources()[0].store.read(0..101);
@@ -148,10 +199,11 @@ mod tests {
     fn epochs_differ_in_offset_and_order() {
         let folder = tempfile::tempdir().unwrap();
         let source = BatchSource::new(counting(&folder, 101), 8, 1, 7);
-        let per_epoch = source.windows_per_epoch()[0] as u64;
+        let per_epoch = windows_per_epoch(&source) as u64;
         let cuts: BTreeSet<Vec<usize>> = (0..20)
             .map(|epoch| {
-                let windows = (0..per_epoch).map(|index| source.window(0, epoch * per_epoch + index));
+                let windows =
+                    (0..per_epoch).map(|index| source.window(&source.stages[0], 0, epoch * per_epoch + index));
                 let mut starts: Vec<usize> = windows.map(|window| window.start).collect();
                 assert!(!starts.is_sorted());
                 starts.sort_unstable();
@@ -180,7 +232,7 @@ mod tests {
         // Made by this code with rand 0.10.4 and rand_chacha 0.10.0: a resumed run relies on it.
         let folder = tempfile::tempdir().unwrap();
         let source = BatchSource::new(counting(&folder, 33), 8, 5, 1);
-        let starts: Vec<usize> = (0..10).map(|n| source.window(0, n).start).collect();
+        let starts: Vec<usize> = (0..10).map(|n| source.window(&source.stages[0], 0, n).start).collect();
         assert_eq!(starts, [14, 22, 30, 6, 0, 28, 0, 12, 20, 4]);
     }
 
@@ -188,7 +240,7 @@ mod tests {
     fn a_source_shorter_than_a_row_is_one_row() {
         let folder = tempfile::tempdir().unwrap();
         let source = BatchSource::new(counting(&folder, 6), 16, 4, 0);
-        assert_eq!(source.windows_per_epoch(), [1]);
+        assert_eq!(windows_per_epoch(&source), 1);
         assert_eq!(source.batch(0).lens, [6; 4]);
     }
 
@@ -204,7 +256,41 @@ mod tests {
         }
         let [first, second] = source.progress(8).try_into().unwrap();
         assert_eq!((first.rows, second.rows), (8, 24));
-        assert_eq!(second.epochs, 24.0 / source.windows_per_epoch()[1] as f64);
+        assert_eq!(second.epochs, 24.0 / source.stages[0].cuts[1].windows_per_epoch as f64);
+    }
+
+    #[test]
+    fn rows_grow_at_the_given_steps() {
+        let folder = tempfile::tempdir().unwrap();
+        let mixture = counting(&folder, 101);
+        let shapes = [(0, 4, 6), (5, 8, 3), (9, 16, 2)].map(|(from_step, seq_len, batch_size)| RowShape {
+            from_step,
+            seq_len,
+            batch_size,
+        });
+        let source = BatchSource::staged(Arc::clone(&mixture), &shapes, 7);
+        for step in 0..20 {
+            // Every stage is as a run of its own.
+            let shape = if step < 5 {
+                shapes[0]
+            } else if step < 9 {
+                shapes[1]
+            } else {
+                shapes[2]
+            };
+            assert_eq!(source.shape(step), shape);
+            let alone = BatchSource::new(Arc::clone(&mixture), shape.seq_len, shape.batch_size, 7);
+            assert_eq!(source.batch(step), alone.batch(step - shape.from_step), "step {step}");
+        }
+        let rows: Vec<u64> = [0, 4, 5, 7, 9, 12].iter().map(|&steps| source.progress(steps)[0].rows).collect();
+        assert_eq!(rows, [0, 24, 30, 36, 42, 48]);
+        let passes: f64 = [(30, 4), (12, 8), (6, 16)]
+            .map(|(rows, seq_len)| {
+                rows as f64 / windows_per_epoch(&BatchSource::new(Arc::clone(&mixture), seq_len, 1, 7)) as f64
+            })
+            .iter()
+            .sum();
+        assert!((source.progress(12)[0].epochs - passes).abs() < 1e-12);
     }
 
     #[test]

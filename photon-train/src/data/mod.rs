@@ -51,7 +51,7 @@ mod windows;
 use files::TextFile;
 
 pub use batch::{Batch, PAD_ID, eval_windows};
-pub use batches::{BatchSource, SourceProgress};
+pub use batches::{BatchSource, RowShape, SourceProgress};
 pub use config::{DataConfig, Packing, SourceConfig};
 pub use error::DataError;
 pub use files::Skipped;

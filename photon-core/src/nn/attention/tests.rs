@@ -50,7 +50,7 @@ fn run(attention: &Attention, x: &Tensor<3>, mask: &SequenceMask) -> Vec<(&'stat
     let x = x.clone().detach().require_grad();
     let positions: Vec<usize> = (0..x.dims()[1]).map(|position| attention.span.rope_position(position)).collect();
     let rotation = Rotation::new(&[positions], attention.head_dim, 100.0, &x.device());
-    let out = attention.forward(x.clone(), Some(&rotation), mask);
+    let out = attention.forward(x.clone(), Some(&rotation), mask, Compute::F32);
     let weighed = (out.clone() * (out.clone().detach() * 3.0 + 0.5).sin()).sum();
     let gradients = weighed.backward();
     let list = |x: Tensor<2>| x.try_into_vec_as().unwrap();

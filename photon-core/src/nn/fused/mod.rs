@@ -129,25 +129,46 @@ pub fn rotate(x: Tensor<4>, cos: Tensor<4>, sin: Tensor<4>) -> Tensor<4> {
     Tensor::from_dispatch(Dispatch::fused_rotate(x, cos, sin))
 }
 
-/// The cross-entropy of each line of logits, in nats, and the gradient by the logits of their weighted sum.
+/// The cross-entropies of lines of logits, and what else the loss needs of them.
+pub struct LineLosses {
+    /// Cross-entropy of each line in nats, `[n, 1]`.
+    pub nats: Tensor<2>,
+    /// Log of the softmax's denominator of each line, `[n, 1]`.
+    pub log_sums: Tensor<2>,
+    /// The gradient by the logits, `[n, V]`, of the sum of the lines' `weight * (nats + z_loss * log_sum²)`.
+    pub gradient: Tensor<2>,
+}
+
+/// The cross-entropy of each line of logits and the gradient by the logits.
 ///
 /// For tensors without gradients: what comes out is one.
 ///
 /// # Shapes
 ///
-/// `logits: [n, V]`, `targets, weights: [n, 1] -> [n, 1], [n, V]`
-pub fn cross_entropy(logits: Tensor<2>, targets: Tensor<2, Int>, weights: Tensor<2>) -> (Tensor<2>, Tensor<2>) {
+/// `logits: [n, V]`, `targets, weights: [n, 1]`
+pub fn cross_entropy(logits: Tensor<2>, targets: Tensor<2, Int>, weights: Tensor<2>, z_loss: f64) -> LineLosses {
     if has_kernels(&logits.device(), logits.dtype()) {
-        return native::cross_entropy::cross_entropy(logits, targets, weights);
+        return native::cross_entropy::cross_entropy(logits, targets, weights, z_loss as f32);
     }
-    let shifted = logits.clone() - logits.max_dim(1); // [n, V]
+    stock_cross_entropy(logits, targets, weights, z_loss)
+}
+
+fn stock_cross_entropy(logits: Tensor<2>, targets: Tensor<2, Int>, weights: Tensor<2>, z_loss: f64) -> LineLosses {
+    let largest = logits.clone().max_dim(1); // [n, 1]
+    let shifted = logits - largest.clone(); // [n, V]
     let target = shifted.clone().gather(1, targets.clone()); // [n, 1]
     let exp = shifted.exp();
     let sum = exp.clone().sum_dim(1);
-    // d nats / d logits = softmax - one_hot(target), each position times its weight
-    let scale = weights.clone() / sum.clone(); // [n, 1]
+    let log_sum = sum.clone().log();
+    let log_sums = log_sum.clone() + largest;
+    // d nats / d logits = softmax - one_hot(target) and d log_sum² / d logits = 2 log_sum softmax, each line times its
+    // weight.
+    let scale = match z_loss > 0.0 {
+        true => weights.clone() * (log_sums.clone() * (2.0 * z_loss) + 1.0) / sum,
+        false => weights.clone() / sum,
+    }; // [n, 1]
     let gradient = (exp * scale).scatter(1, targets, -weights, IndexingUpdateOp::Add);
-    (sum.log() - target, gradient)
+    LineLosses { nats: log_sum - target, log_sums, gradient }
 }
 
 /// Whether the CPU's kernels serve tensors of this device and type, gradients or not.
@@ -239,6 +260,24 @@ mod tests {
         let (d_gate, d_up) = Flex::swiglu_backward(x.clone(), up.clone(), d_out.clone());
         let stock = kernels::stock::swiglu_backward::<Flex>(x, up, d_out);
         close([d_gate, d_up], [stock.0, stock.1]);
+    }
+
+    #[test]
+    fn cross_entropy_of_the_cpu_equals_the_stock_one() {
+        let device = Device::flex();
+        let logits = random([300, 37]).inner() * 3.0;
+        let targets = Tensor::<1, Int>::arange(0..300, &device).remainder_scalar(37).unsqueeze_dim::<2>(1);
+        let weights = random([300, 1]).inner().abs();
+        for z_loss in [0.0, 0.3] {
+            let native = cross_entropy(logits.clone(), targets.clone(), weights.clone(), z_loss);
+            let stock = stock_cross_entropy(logits.clone(), targets.clone(), weights.clone(), z_loss);
+            for (native, stock) in
+                [(native.nats, stock.nats), (native.log_sums, stock.log_sums), (native.gradient, stock.gradient)]
+            {
+                let difference: f32 = (native - stock).abs().max().into_scalar();
+                assert!(difference < 1e-5, "z_loss {z_loss}: {difference}");
+            }
+        }
     }
 
     #[test]
