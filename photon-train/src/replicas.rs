@@ -132,7 +132,7 @@ fn sum_over_ranks(ranks: &Ranks, model: &Model, own: BatchGradients) -> BatchGra
     }
     impl ModuleVisitor for Flat<'_> {
         fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-            self.tensors.extend(self.grads.get::<D>(param.id).map(|grad| grad.reshape([-1])));
+            self.tensors.extend(self.grads.get::<D>(param.id).map(|grad| grad.reshape::<1, _>([-1])));
         }
     }
     struct Apart<'a> {
