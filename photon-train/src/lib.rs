@@ -25,6 +25,7 @@ mod adamw;
 pub mod average;
 pub mod bench;
 pub mod checkpoint;
+pub mod clip;
 pub mod config;
 pub mod data;
 pub mod eval;

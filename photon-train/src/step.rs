@@ -4,9 +4,10 @@ use burn::optim::GradientsParams;
 use photon_core::loss::Objective;
 use photon_core::model::Model;
 
+use crate::clip::clip_global_norm;
 use crate::config::OptimizerConfig;
 use crate::data::Batch;
-use crate::optimizer::{Optimizer, clip_global_norm};
+use crate::optimizer::Optimizer;
 use crate::replicas::Replicas;
 
 /// What turns batches into better weights.
