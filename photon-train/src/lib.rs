@@ -8,7 +8,10 @@
 //! average    a moving average of the weights
 //! eval       weights -> bits per byte
 //! record     the run folder: config, metrics, events, samples
-//! events     curves for TensorBoard
+//! events     curves, texts and histograms for TensorBoard
+//! histogram  how the weights and gradients of each stage are spread
+//! peak       what the machine could compute at most
+//! plot       curves of runs as a page
 //! checkpoint all that a run needs to go on
 //! start      fresh weights, or the newest checkpoint
 //! report     what a run tells of itself
@@ -22,12 +25,16 @@ pub mod average;
 pub mod bench;
 pub mod checkpoint;
 pub mod config;
+mod curves;
 pub mod data;
 pub mod eval;
 pub mod events;
 pub mod guard;
+pub mod histogram;
 pub mod optimizer;
 pub mod parameters;
+pub mod peak;
+pub mod plot;
 pub mod record;
 pub mod replicas;
 pub mod report;

@@ -10,6 +10,7 @@ use crate::average::Average;
 use crate::checkpoint::{Found, MadeWith, TrainState, TrainingCheckpointError, differences};
 use crate::config::RunConfig;
 use crate::data::Prepared;
+use crate::peak::Peak;
 use crate::record::{Claim, Existing, RunFolder};
 use crate::replicas::{Replicas, divide};
 use crate::report::Observer;
@@ -32,6 +33,7 @@ pub(crate) struct Setting<'a> {
     pub(crate) tokenizer: &'a Tokenizer,
     pub(crate) data: &'a Prepared,
     pub(crate) device: &'a OpenDevice,
+    pub(crate) peak: Option<Peak>,
 }
 
 /// What was asked for beside the config, and with what.
@@ -50,6 +52,7 @@ struct RunFacts<'a> {
     held_out_bytes: u64,
     tokenizer: &'a str,
     data: &'a str,
+    peak: Option<Peak>,
 }
 
 /// One line of `resumes.jsonl`.
@@ -58,6 +61,7 @@ struct Resumed<'a> {
     from_step: u64,
     steps: u64,
     made_with: &'a MadeWith,
+    peak: Option<Peak>,
 }
 
 /// Begins a run or goes on with one, whichever is asked for and possible.
@@ -109,6 +113,7 @@ fn begin(setting: &Setting, claim: Claim, existing: Existing) -> Result<Start, T
         held_out_bytes: data.valid.text_bytes(),
         tokenizer: &made_with.tokenizer,
         data: &made_with.data,
+        peak: setting.peak,
     };
     Ok(Start {
         average: train.ema.as_ref().map(|ema| Average::new(ema, &model)),
@@ -141,7 +146,8 @@ fn go_on(setting: &Setting, claim: Claim, found: Found, observer: &mut dyn Obser
     let ema = config.train.ema.as_ref();
     let updates = found.state.average_updates;
     let average = ema.zip(average).map(|(ema, average)| Average::resume(ema, updates, &model, &average));
-    let note = Resumed { from_step: found.state.step, steps: config.train.steps, made_with: &made_with };
+    let note =
+        Resumed { from_step: found.state.step, steps: config.train.steps, made_with: &made_with, peak: setting.peak };
     let (folder, lost) = RunFolder::resume(claim, &found.state.files, &config.to_toml(), &note)?;
     for lost in lost {
         observer.notice(&format!("warning: metrics of earlier steps are lost: {lost}"));

@@ -24,6 +24,8 @@ pub struct Gradients {
     pub grads: GradientsParams,
     /// In numbers.
     pub update: Update,
+    /// Norm of the gradients of each stage before clipping, in the order of the model.
+    pub stage_norms: Vec<(String, f64)>,
 }
 
 /// One update in numbers.
@@ -81,13 +83,13 @@ impl Learner {
     pub fn gradients(&self, model: &Model, batch: &Batch) -> Gradients {
         let objective = Objective::of_places(&model.config(), self.alpha, &batch.is_real(), batch.rows());
         let result = self.replicas.gradients(model, &objective, &batch.split(self.micro_batch_size));
-        let (grads, gradient_norm) = clip_global_norm(model, result.grads, self.clip_norm);
+        let (grads, norms) = clip_global_norm(model, result.grads, self.clip_norm);
         let update = Update {
             cross_entropy_nats: result.cross_entropy_nats,
             reconstruction: result.reconstruction,
-            gradient_norm,
+            gradient_norm: norms.all,
         };
-        Gradients { grads, update }
+        Gradients { grads, update, stage_norms: norms.stages }
     }
 
     /// Moves the weights.

@@ -26,4 +26,5 @@ mod runs;
 mod sessions;
 mod support;
 mod training;
+mod watching;
 mod weights;

@@ -54,7 +54,7 @@ impl Run {
         observer: &mut dyn Observer,
     ) -> Result<Outcome, TrainError> {
         let device = DeviceChoice::Cpu.open().unwrap();
-        let place = RunPlace { folder: &self.out(), existing, stop, observer };
+        let place = RunPlace { folder: &self.out(), existing, stop, observer, peak: None };
         train(config, &Tokenizer::bytes(), self.data_of(config), &device, place)
     }
 
@@ -75,20 +75,24 @@ impl Run {
         self.train_as(config, Existing::Resume, &AtomicBool::new(false), &mut Unwatched)
     }
 
-    /// The lines of `metrics.jsonl` without how long they took.
+    /// The lines of `metrics.jsonl` without how long they took and how much memory.
     pub(crate) fn metrics(&self) -> Vec<Value> {
         let text = std::fs::read_to_string(self.out().join("metrics.jsonl")).unwrap();
-        let line = |line| {
-            let mut value: Value = serde_json::from_str(line).unwrap();
-            value.as_object_mut().unwrap().remove("tokens_per_sec");
-            value
-        };
-        text.lines().map(line).collect()
+        text.lines().map(without_machine).collect()
     }
 
     pub(crate) fn losses_nats(&self) -> Vec<f64> {
         self.metrics().iter().filter(|line| line["kind"] == "step").map(|line| number(line, "loss_nats")).collect()
     }
+}
+
+/// A line of metrics without what the machine decides: how long it took and how much memory.
+pub(crate) fn without_machine(line: &str) -> Value {
+    let mut value: Value = serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {line}"));
+    for name in ["tokens_per_sec", "share_of_peak", "memory"] {
+        value.as_object_mut().unwrap().remove(name);
+    }
+    value
 }
 
 pub(crate) fn number(line: &Value, key: &str) -> f64 {
