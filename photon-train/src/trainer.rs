@@ -216,12 +216,10 @@ impl Trainer<'_> {
             return Ok(model);
         }
 
-        let Gradients { update, ref stage_norms, ref grads } = gradients;
-        let stage_gradient_norms = stage_norms.clone();
-        if train.eval.histograms && self.evaluates_after(self.state.step) {
-            let histograms = stage_histograms(&model, Spread::Gradients(grads));
-            self.folder.histograms(self.state.step, "gradients", &histograms)?;
+        if self.evaluates_after(self.state.step) {
+            self.record_histograms("gradients", &model, Spread::Gradients(&gradients.grads))?;
         }
+        let (update, stage_gradient_norms) = (gradients.update, gradients.stage_norms.clone());
         let model = self.learner.apply(model, gradients, learning_rate);
         if let Some(average) = &mut self.average {
             average.take(&model);
@@ -285,6 +283,13 @@ impl Trainer<'_> {
         Ok(self.folder.scalars(report.step, &curves)?)
     }
 
+    fn record_histograms(&mut self, kind: &str, model: &Model, spread: Spread) -> Result<(), TrainError> {
+        if self.config.train.eval.histograms {
+            self.folder.histograms(self.state.step, kind, &stage_histograms(model, spread))?;
+        }
+        Ok(())
+    }
+
     /// The weights that are evaluated and exported: the average where there is one.
     fn evaluated(&self, model: &Model) -> Model {
         match &self.average {
@@ -300,9 +305,7 @@ impl Trainer<'_> {
 
     fn evaluate(&mut self, model: &Model) -> Result<(), TrainError> {
         let (train, step) = (&self.config.train, self.state.step);
-        if train.eval.histograms {
-            self.folder.histograms(step, "weights", &stage_histograms(model, Spread::Weights))?;
-        }
+        self.record_histograms("weights", model, Spread::Weights)?;
         let model = self.evaluated(model);
         let max_tokens = train.eval.max_tokens;
         let held_out = self.held_out(&model, self.data.all, max_tokens);

@@ -207,9 +207,14 @@ fn plot_draws_runs_beside_each_other() {
         assert_eq!(stdout_of(command), text(&page) + "\n");
         let html = fs::read_to_string(&page).unwrap();
         assert_says(&html, &["<title>first, second, third</title>", "second: 40 steps, best held-out "]);
-        for title in
-            ["Training loss", "Held-out text", "Learning rate", "Gradient norm", "Speed", "Share of the machine"]
-        {
+        for title in [
+            "Training loss",
+            "Held-out bits per byte",
+            "Learning rate",
+            "Gradient norm",
+            "Speed",
+            "Share of the machine",
+        ] {
             let chart = html.split("<figure>").find(|chart| chart.contains(&format!("\">{title}"))).unwrap();
             assert_eq!(chart.matches("<polyline").count(), 3, "{title}: {chart}");
             assert_says(chart, &[">first</text>", ">second</text>", ">third</text>", &format!(">{x}")]);

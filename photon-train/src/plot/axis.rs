@@ -147,7 +147,7 @@ mod tests {
         assert_eq!(labels(Scale::Linear, 1e-4, 1e-3), ["2e-4", "4e-4", "6e-4", "8e-4", "0.001"]);
         assert_eq!(labels(Scale::Log, 0.02, 300.0), ["0.1", "1", "10", "100"]);
         assert_eq!(labels(Scale::Log, 1e-9, 1.0), ["1e-9", "1e-7", "1e-5", "0.001", "0.1"]);
-        assert_eq!(labels(Scale::Log, 2.0, 4.5), ["2", "2.5", "3", "3.5", "4", "4.5"]);
+        assert_eq!(labels(Scale::Log, 2.0, 4.4), ["2", "2.5", "3", "3.5", "4"]);
     }
 
     #[test]

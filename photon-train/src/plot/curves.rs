@@ -69,14 +69,14 @@ pub fn curves(runs: &[RunMetrics], along: Along, smoothing: Smoothing) -> Vec<Ch
     let raw = Smoothing(0.0);
     let mut charts = vec![
         of_steps("Training loss", Axis::linear("nats per token"), smoothing, &|at| at.loss_nats),
-        of_steps("Training text", Axis::linear("bits per byte"), smoothing, &|at| at.bits_per_byte),
-        of_evaluations("Held-out text", &|at| at.bits_per_byte),
+        of_steps("Training bits per byte", Axis::linear("bits per byte"), smoothing, &|at| at.bits_per_byte),
+        of_evaluations("Held-out bits per byte", &|at| at.bits_per_byte),
     ];
     let evaluations = runs.iter().flat_map(|run| &run.evaluations);
     let sources: BTreeSet<&String> = evaluations.flat_map(|at| at.sources.keys()).collect();
     for source in sources {
         let of_source = |at: &EvalPoint| at.sources.get(source).copied().unwrap_or(f64::NAN);
-        charts.push(of_evaluations(&format!("Held-out text of {source}"), &of_source));
+        charts.push(of_evaluations(&format!("Held-out bits per byte of {source}"), &of_source));
     }
     charts.extend([
         of_steps("Learning rate", Axis::linear("learning rate"), raw, &|at| at.learning_rate),
@@ -155,8 +155,8 @@ mod tests {
             let loss = points(&charts, "Training loss").unwrap();
             // Means with weights 1 and 1/2.
             assert_eq!(loss, [(at[0], 1.0), (at[1], (0.5 * 1.0 + 3.0) / 1.5)]);
-            assert_eq!(points(&charts, "Held-out text").unwrap()[0].1, 1.5);
-            assert_eq!(points(&charts, "Held-out text of a").unwrap()[0].1, 1.25);
+            assert_eq!(points(&charts, "Held-out bits per byte").unwrap()[0].1, 1.5);
+            assert_eq!(points(&charts, "Held-out bits per byte of a").unwrap()[0].1, 1.25);
         }
     }
 

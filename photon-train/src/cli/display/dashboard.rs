@@ -24,9 +24,8 @@ pub(super) struct Dashboard {
 }
 
 impl Dashboard {
-    /// Takes the terminal.
-    pub(super) fn open(view: View, stop: Arc<AtomicBool>) -> io::Result<Self> {
-        let screen = terminal::take()?;
+    /// Draws from now on.
+    pub(super) fn start(screen: Screen, view: View, stop: Arc<AtomicBool>) -> io::Result<Self> {
         let (view, is_over) = (Arc::new(Mutex::new(view)), Arc::new(AtomicBool::new(false)));
         let drawing = Drawing { view: view.clone(), is_over: is_over.clone(), stop, screen };
         let drawer = thread::Builder::new().name("dashboard".into()).spawn(|| drawing.run());

@@ -126,7 +126,7 @@ fn draw_numbers(frame: &mut Frame, area: Rect, view: &View) {
         if last.share_of_peak.is_some() {
             rows.push(("share of peak", format!("{:.1} %", 100.0 * view.share_of_peak.value())));
         }
-        rows.extend(view.memory().map(|memory| ("memory", memory)));
+        rows.extend(view.memory());
         if view.n_skipped > 0 {
             rows.push(("skipped", format!("{} updates", view.n_skipped)));
         }
@@ -223,7 +223,9 @@ mod tests {
             "best           3.5000",
             "learning rate  1.000e-3",
             "share of peak  25.0 %",
-            "memory         1.00 MiB + 2.00 MiB on the device",
+            "memory         1.00 MiB",
+            "peak memory    3.00 MiB",
+            "device memory  2.00 MiB",
             "encoder 1          3 ███",
             "head               0",
             "prose          3.5000",

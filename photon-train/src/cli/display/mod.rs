@@ -69,13 +69,14 @@ pub(super) fn open(
     stop: Arc<AtomicBool>,
 ) -> Result<Box<dyn Observer>> {
     let view = View::new(facts);
-    let wants_dashboard = match choice {
-        DisplayChoice::Auto => terminal::is_watched(),
-        DisplayChoice::Dashboard => true,
-        DisplayChoice::Plain => false,
+    let screen = match choice {
+        // Where it cannot be drawn the run goes on without.
+        DisplayChoice::Auto => terminal::is_watched().then(terminal::take).and_then(Result::ok),
+        DisplayChoice::Dashboard => Some(terminal::take().context("no dashboard can be drawn: try --display plain")?),
+        DisplayChoice::Plain => None,
     };
-    Ok(match wants_dashboard {
-        true => Box::new(Dashboard::open(view, stop).context("no dashboard can be drawn: try --display plain")?),
-        false => Box::new(Plain::new(view, log_every_steps)),
+    Ok(match screen {
+        Some(screen) => Box::new(Dashboard::start(screen, view, stop)?),
+        None => Box::new(Plain::new(view, log_every_steps)),
     })
 }

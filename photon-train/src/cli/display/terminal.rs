@@ -9,7 +9,9 @@ use ratatui::Terminal;
 use ratatui::backend::CrosstermBackend;
 use ratatui::crossterm::cursor::Show;
 use ratatui::crossterm::execute;
-use ratatui::crossterm::terminal::{EnterAlternateScreen, LeaveAlternateScreen, disable_raw_mode, enable_raw_mode};
+use ratatui::crossterm::terminal::{
+    Clear, ClearType, EnterAlternateScreen, LeaveAlternateScreen, disable_raw_mode, enable_raw_mode,
+};
 
 /// Whether a dashboard has the terminal. Locked while it draws.
 static IS_HELD: Mutex<bool> = Mutex::new(false);
@@ -42,12 +44,9 @@ pub(super) fn take() -> io::Result<Screen> {
     enable_raw_mode()?;
     *lock() = true;
     give_back_on_panic();
-    let screen = execute!(io::stderr(), EnterAlternateScreen).and_then(|()| {
-        let mut screen = Terminal::new(CrosstermBackend::new(BufWriter::new(io::stderr())))?;
-        // What is blank is not drawn.
-        screen.clear()?;
-        Ok(screen)
-    });
+    // What is blank is not drawn, so all must be at first.
+    let screen = execute!(io::stderr(), EnterAlternateScreen, Clear(ClearType::All))
+        .and_then(|()| Terminal::new(CrosstermBackend::new(BufWriter::new(io::stderr()))));
     if screen.is_err() {
         give_back();
     }

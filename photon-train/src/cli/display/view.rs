@@ -140,18 +140,21 @@ impl View {
         if last.share_of_peak.is_some() {
             line += &format!(" ({:.1} % of peak)", 100.0 * self.share_of_peak.value());
         }
-        line.extend(self.memory().map(|memory| format!(", {memory}")));
+        line.extend(self.memory().into_iter().map(|(name, bytes)| format!(", {name} {bytes}")));
         line.extend(self.time_left().map(|left| format!(", ETA {}", HumanDuration(left))));
         Some(line)
     }
 
-    /// What the process holds, where that is known.
-    pub(super) fn memory(&self) -> Option<String> {
-        let memory = self.last.as_ref()?.memory;
-        let host = memory.resident_bytes.map(|bytes| BinaryBytes(bytes as u64).to_string());
-        let device = memory.device_bytes.map(|bytes| format!("{} on the device", BinaryBytes(bytes)));
-        let known: Vec<String> = host.into_iter().chain(device).collect();
-        (!known.is_empty()).then(|| known.join(" + "))
+    /// What the process holds, by name, as far as it is known.
+    pub(super) fn memory(&self) -> Vec<(&'static str, String)> {
+        let memory = self.last.as_ref().map(|last| last.memory).unwrap_or_default();
+        let host = |bytes: Option<usize>| bytes.map(|bytes| bytes as u64);
+        let known = [
+            ("memory", host(memory.resident_bytes)),
+            ("peak memory", host(memory.peak_bytes)),
+            ("device memory", memory.device_bytes),
+        ];
+        known.into_iter().filter_map(|(name, bytes)| Some((name, BinaryBytes(bytes?).to_string()))).collect()
     }
 
     /// The newest evaluation in a line; none before the first.
@@ -261,7 +264,7 @@ pub(super) mod tests {
             learning_rate: 1e-3,
             tokens_per_sec: 1000.0,
             share_of_peak: Some(0.25),
-            memory: Memory { resident_bytes: Some(1 << 20), peak_bytes: None, device_bytes: Some(2 << 20) },
+            memory: Memory { resident_bytes: Some(1 << 20), peak_bytes: Some(3 << 20), device_bytes: Some(2 << 20) },
         }
     }
 
@@ -283,10 +286,10 @@ pub(super) mod tests {
         assert_eq!((view.step_line(), view.evaluation_line(), view.time_left()), (None, None, None));
         view.step(&step(7, 4.0));
         let first = "step 7/40: loss 2.000 nats, 4.000 bits/byte, lr 1.00e-3, gradient norm 3.000, 1000 tokens/s \
-                     (25.0 % of peak), 1.00 MiB + 2.00 MiB on the device";
+                     (25.0 % of peak), memory 1.00 MiB, peak memory 3.00 MiB, device memory 2.00 MiB";
         assert_eq!(view.step_line().unwrap(), first, "one step says nothing of how long the next take");
         view.step(&step(8, 4.0));
-        assert!(view.step_line().unwrap().contains(" on the device, ETA "));
+        assert!(view.step_line().unwrap().contains(" 2.00 MiB, ETA "));
         view.evaluation(&evaluation(8, 3.25));
         assert_eq!(
             view.evaluation_line().unwrap(),
