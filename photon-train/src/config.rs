@@ -121,7 +121,8 @@ pub struct EvalConfig {
     pub sample_prompt: String,
     /// Tokens of a sample; 0 for none.
     pub sample_tokens: usize,
-    /// Whether TensorBoard gets histograms of the weights and gradients of each stage. All of them are read for that.
+    /// Whether TensorBoard gets histograms of the weights and gradients of each stage. All of them are read for that, some
+    /// 10 ns each.
     pub histograms: bool,
 }
 

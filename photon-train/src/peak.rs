@@ -35,7 +35,7 @@ impl Peak {
         Self { flops_per_sec, source: PeakSource::Given }
     }
 
-    /// Measures it by matrix products in the numbers that training uses, in some tenths of a second.
+    /// Measures it by products of f32 matrices, in some tenths of a second.
     ///
     /// Matrices grow until one product takes long enough for its start to count for nothing.
     pub fn measure(device: &Device) -> Self {

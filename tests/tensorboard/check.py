@@ -8,6 +8,7 @@ import math
 import re
 import subprocess
 import sys
+import time
 import urllib.parse
 import urllib.request
 from pathlib import Path
@@ -68,7 +69,7 @@ def check(load_fast):
             tags = {plugin: get(f"{plugin}/tags").get(".", {}) for plugin in ["scalars", "histograms", "text"]}
             if all(tags.values()) and len(get("histograms/histograms", run=".", tag="weights/head")) == len(evaluations):
                 break
-            subprocess.run(["sleep", "1"], check=True)
+            time.sleep(1)
 
         expected = dict(expected_scalars())
         missing = set(expected) - set(tags["scalars"])

@@ -112,7 +112,7 @@ pub fn short(value: f64) -> String {
     };
     match value.abs() {
         0.0 => "0".into(),
-        size if size >= 1e15 || size < 1e-3 => trimmed_mantissa(&format!("{value:.3e}")),
+        size if !(1e-3..1e15).contains(&size) => trimmed_mantissa(&format!("{value:.3e}")),
         size if size >= 999_950_000.0 => trimmed(format!("{:.2}", value / 1e9)) + "G",
         size if size >= 999_950.0 => trimmed(format!("{:.2}", value / 1e6)) + "M",
         size if size >= 9_999.5 => trimmed(format!("{:.2}", value / 1e3)) + "k",

@@ -105,15 +105,13 @@ impl Drawing {
                 Ok(false) => return,
                 Err(_) => return thread::sleep(left),
             }
-            match event::read() {
-                Ok(Event::Key(key)) if key.kind == KeyEventKind::Press => {
-                    if self.take_key(key) {
-                        return;
-                    }
-                }
-                // Drawn anew at once.
-                Ok(Event::Resize(..)) => return,
-                _ => {}
+            let is_news = match event::read() {
+                Ok(Event::Key(key)) if key.kind == KeyEventKind::Press => self.take_key(key),
+                Ok(Event::Resize(..)) => true,
+                _ => false,
+            };
+            if is_news {
+                return;
             }
         }
     }

@@ -300,7 +300,7 @@ pub(super) mod tests {
     #[test]
     fn a_curve_has_few_points_with_the_mean_of_all() {
         let mut curve = Curve::new();
-        (0..4096).for_each(|n| curve.take(f64::from(n), f64::from(n % 2)));
+        (0..5000).for_each(|n| curve.take(f64::from(n), f64::from(n % 2)));
         assert!((256..512).contains(&curve.points.len()), "{}", curve.points.len());
         assert!(curve.points.iter().all(|point| point.1 == 0.5));
         assert!(curve.points.is_sorted_by(|a, b| a.0 < b.0));
