@@ -63,6 +63,7 @@ pub mod import_llama;
 pub mod infer_config;
 pub mod init;
 pub mod loss;
+pub mod memory;
 pub mod model;
 pub mod nn;
 pub mod photon;

@@ -4,13 +4,13 @@ use std::time::Instant;
 
 use burn::tensor::Tensor;
 use photon_core::infer_config::InferPlan;
+use photon_core::memory::peak_memory_bytes;
 use photon_core::model::Model;
 use photon_core::state::CacheUse;
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use serde::{Deserialize, Serialize};
 
-use crate::memory::peak_memory_bytes;
 use crate::session::Session;
 
 /// Bytes of a GiB.

@@ -10,7 +10,6 @@
 //!   divergence   how far two predictions of one token lie apart
 //!   feedback     whether generated tokens reach what comes after
 //! bench        how fast, and how large the caches
-//! memory       what the process holds
 //! ```
 //!
 //! The model, its decode state and the sampler are `photon-core`'s.
@@ -21,7 +20,6 @@ pub mod divergence;
 pub mod feedback;
 pub mod fidelity;
 pub mod generate;
-pub mod memory;
 pub mod presets;
 pub mod session;
 pub mod text_stream;

@@ -1,9 +1,8 @@
 //! How fast a model trains here, and how much of the machine's matrix-product rate that uses.
 
-use std::hint::black_box;
 use std::time::Instant;
 
-use burn::tensor::{Device, Distribution, Tensor};
+use burn::tensor::Device;
 use photon_core::accounting::model_cost;
 use photon_core::config::ModelConfig;
 use photon_core::device::OpenDevice;
@@ -14,6 +13,7 @@ use serde::Serialize;
 
 use crate::config::OptimizerConfig;
 use crate::data::Batch;
+use crate::peak::{product_flops, product_secs};
 use crate::replicas::{Replicas, divide};
 use crate::step::Learner;
 
@@ -101,16 +101,7 @@ pub fn bench_training(
 fn matmul_gflops(device: &Device) -> f64 {
     const SIZE: usize = 2048;
     const RUNS: usize = 7;
-    let matrix = || Tensor::<2>::random([SIZE, SIZE], Distribution::Normal(0.0, 1.0), device);
-    let (a, b) = (matrix(), matrix());
-    let run = |_| {
-        let started = Instant::now();
-        let product = a.clone().matmul(b.clone());
-        // Reading one number waits for the product.
-        black_box(product.slice([0..1, 0..1]).into_scalar::<f32>());
-        started.elapsed().as_secs_f64()
-    };
-    2.0 * (SIZE as f64).powi(3) / median((0..RUNS).map(run).collect()) / 1e9
+    product_flops(SIZE) / median(product_secs(device, SIZE, RUNS)) / 1e9
 }
 
 fn median(mut values: Vec<f64>) -> f64 {

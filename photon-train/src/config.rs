@@ -104,11 +104,20 @@ pub struct EvalConfig {
     pub sample_prompt: String,
     /// Tokens of a sample; 0 for none.
     pub sample_tokens: usize,
+    /// Whether TensorBoard gets histograms of the weights and gradients of each stage. All of them are read for that, some
+    /// 10 ns each.
+    pub histograms: bool,
 }
 
 impl Default for EvalConfig {
     fn default() -> Self {
-        Self { every_steps: 500, max_tokens: 65_536, sample_prompt: String::new(), sample_tokens: 160 }
+        Self {
+            every_steps: 500,
+            max_tokens: 65_536,
+            sample_prompt: String::new(),
+            sample_tokens: 160,
+            histograms: true,
+        }
     }
 }
 

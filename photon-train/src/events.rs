@@ -1,7 +1,7 @@
 //! Curves in the format that TensorBoard reads: one file of records, each an `Event` of its protocol buffers.
 //!
-//! A point is two small messages, written out here; framing and checksums are `tensorboard-rs`'s. That crate's own
-//! writer panics on a thread of its own where the system refuses to write.
+//! The few messages that are needed are written out here; framing and checksums are `tensorboard-rs`'s. That crate's
+//! own writer panics on a thread of its own where the system refuses to write, and knows no texts.
 
 use std::fs::{self, File};
 use std::io;
@@ -10,6 +10,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use tensorboard_rs::record_writer::RecordWriter;
 
+use crate::histogram::Histogram;
 use crate::record::EventWriter;
 
 /// What the first event of a file says.
@@ -47,18 +48,27 @@ fn create_new(folder: &Path, name: &str) -> io::Result<File> {
 }
 
 impl EventWriter for EventFile {
-    fn scalar(&mut self, tag: &str, value: f64, step: u64) -> io::Result<()> {
-        self.records.write(&scalar_event(tag, value as f32, step))
+    fn scalars(&mut self, step: u64, values: &[(String, f64)]) -> io::Result<()> {
+        let scalar =
+            |(tag, value): &(String, f64)| point(tag, |message| message.fixed(2, &(*value as f32).to_le_bytes()));
+        self.records.write(&summary_event(step, values.iter().map(scalar)))
+    }
+
+    fn text(&mut self, step: u64, tag: &str, text: &str) -> io::Result<()> {
+        // Shown as Markdown: lines that are indented keep their blanks and line breaks.
+        let verbatim = format!("    {}", text.replace('\n', "\n    "));
+        self.records.write(&summary_event(step, [point(tag, |message| write_text(message, &verbatim))]))
+    }
+
+    fn histogram(&mut self, step: u64, tag: &str, histogram: &Histogram) -> io::Result<()> {
+        self.records.write(&summary_event(step, [point(tag, |message| write_histogram(message, histogram))]))
     }
 }
 
-/// `Event { wall_time = 1, step = 2, summary = 5 { value = 1 { tag = 1, simple_value = 2 } } }`
-fn scalar_event(tag: &str, value: f32, step: u64) -> Vec<u8> {
-    let mut point = Message::default();
-    point.bytes(1, tag.as_bytes());
-    point.fixed(2, &value.to_le_bytes());
+/// `Event { wall_time = 1, step = 2, summary = 5 { value = 1, ... } }`
+fn summary_event(step: u64, points: impl IntoIterator<Item = Message>) -> Vec<u8> {
     let mut summary = Message::default();
-    summary.bytes(1, &point.0);
+    points.into_iter().for_each(|point| summary.bytes(1, &point.0));
     event(|message| {
         // A field that is zero is left out.
         if step > 0 {
@@ -66,6 +76,40 @@ fn scalar_event(tag: &str, value: f32, step: u64) -> Vec<u8> {
         }
         message.bytes(5, &summary.0);
     })
+}
+
+/// `Value { tag = 1, simple_value = 2 | histo = 5 | tensor = 8, metadata = 9 }`
+fn point(tag: &str, fill: impl FnOnce(&mut Message)) -> Message {
+    let mut point = Message::default();
+    point.bytes(1, tag.as_bytes());
+    fill(&mut point);
+    point
+}
+
+/// `tensor = 8 { dtype = 1, shape = 2 {}, string_val = 8 }, metadata = 9 { plugin_data = 1 { plugin_name = 1 } }`
+fn write_text(message: &mut Message, text: &str) {
+    const DT_STRING: u64 = 7;
+    let mut tensor = Message::default();
+    tensor.varint(1, DT_STRING);
+    tensor.bytes(2, &[]);
+    tensor.bytes(8, text.as_bytes());
+    let (mut plugin, mut metadata) = (Message::default(), Message::default());
+    plugin.bytes(1, b"text");
+    metadata.bytes(1, &plugin.0);
+    message.bytes(8, &tensor.0);
+    message.bytes(9, &metadata.0);
+}
+
+/// `histo = 5 { min = 1, max = 2, num = 3, sum = 4, sum_squares = 5, bucket_limit = 6 [], bucket = 7 [] }`
+fn write_histogram(message: &mut Message, histogram: &Histogram) {
+    let Histogram { min, max, count, sum, sum_squares, buckets } = histogram;
+    let mut histo = Message::default();
+    for (field, value) in (1..).zip([*min, *max, *count as f64, *sum, *sum_squares]) {
+        histo.fixed(field, &value.to_le_bytes());
+    }
+    histo.doubles(6, histogram.limits());
+    histo.doubles(7, buckets.iter().map(|&n| n as f64));
+    message.bytes(5, &histo.0);
 }
 
 /// An event of this moment.
@@ -101,6 +145,12 @@ impl Message {
         self.raw_varint(field << 3 | 2);
         self.raw_varint(bytes.len() as u64);
         self.0.extend(bytes);
+    }
+
+    /// A list of doubles, packed.
+    fn doubles(&mut self, field: u64, values: impl Iterator<Item = f64>) {
+        let bytes: Vec<u8> = values.flat_map(f64::to_le_bytes).collect();
+        self.bytes(field, &bytes);
     }
 
     /// Seven bits a byte, lowest first; all but the last byte have their top bit set.
@@ -140,7 +190,7 @@ mod tests {
         for (tag, value, step) in
             [("train/loss_nats", 5.25, 1), ("held_out/bits", 1e-9, 127), ("x", 0.0, 300_000), ("y", -3.0, 0)]
         {
-            file.scalar(tag, value, step).unwrap();
+            file.scalars(step, &[(tag.to_owned(), value)]).unwrap();
             writer.add_scalar(tag, value as f32, step as usize);
         }
         drop(writer);

@@ -11,7 +11,10 @@
 //! average    a moving average of the weights
 //! eval       weights -> bits per byte
 //! record     the run folder: config, metrics, events, samples
-//! events     curves for TensorBoard
+//! events     curves, texts and histograms for TensorBoard
+//! histogram  how the weights and gradients of each stage are spread
+//! peak       what the machine could compute at most
+//! plot       curves of runs as a page
 //! checkpoint all that a run needs to go on
 //! init_from  fresh weights, in part from another run
 //! start      these weights, or the newest checkpoint
@@ -27,15 +30,19 @@ pub mod bench;
 pub mod checkpoint;
 pub mod clip;
 pub mod config;
+mod curves;
 pub mod data;
 pub mod eval;
 pub mod events;
 pub mod guard;
+pub mod histogram;
 pub mod init_from;
 mod muon;
 pub mod optimizer;
 pub mod parameters;
 pub mod parts;
+pub mod peak;
+pub mod plot;
 pub mod ranks;
 pub mod record;
 pub mod replicas;

@@ -26,6 +26,17 @@ impl ParameterPath {
             self.0.pop();
         }
     }
+
+    /// The stage that the parameter belongs to, as reports name it: `encoder 1` with its chunker, `decoder 2` with its
+    /// converter, `head`, `stack`, ...
+    pub fn stage(&self) -> String {
+        let index = self.0.get(1).and_then(|part| part.parse::<usize>().ok());
+        match (self.0.first(), index) {
+            (Some(list), Some(index)) => format!("{} {}", list.trim_end_matches('s'), index + 1),
+            (Some(part), None) => part.replace('_', " "),
+            (None, _) => String::new(),
+        }
+    }
 }
 
 /// The files name a model's parameters, whichever variant of [`Model`] it is.

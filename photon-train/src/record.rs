@@ -22,6 +22,7 @@ use serde::Serialize;
 
 use crate::checkpoint::{CHECKPOINTS, Checkpoints};
 use crate::events::EventFile;
+use crate::histogram::Histogram;
 
 const LOCK: &str = "lock";
 const CONFIG: &str = "run.toml";
@@ -184,13 +185,19 @@ fn write(path: &Path) -> impl FnOnce(io::Error) -> RecordError {
 }
 
 /// Somewhere that numbers over steps are drawn as curves.
+///
+/// # Errors
+///
+/// Each call fails if the system refuses.
 pub trait EventWriter {
-    /// One point of a curve.
-    ///
-    /// # Errors
-    ///
-    /// If the system refuses.
-    fn scalar(&mut self, tag: &str, value: f64, step: u64) -> std::io::Result<()>;
+    /// One point of each of some curves.
+    fn scalars(&mut self, step: u64, values: &[(String, f64)]) -> io::Result<()>;
+
+    /// A text, shown as it is.
+    fn text(&mut self, step: u64, tag: &str, text: &str) -> io::Result<()>;
+
+    /// How some numbers are spread.
+    fn histogram(&mut self, step: u64, tag: &str, histogram: &Histogram) -> io::Result<()>;
 }
 
 /// An open run folder.
@@ -285,16 +292,29 @@ impl RunFolder {
     ///
     /// If the system refuses.
     pub fn sample(&mut self, step: u64, text: &str) -> Result<(), RecordError> {
-        writeln!(self.samples, "--- step {step}\n{text}\n").map_err(write(&self.claim.path.join(SAMPLES)))
+        writeln!(self.samples, "--- step {step}\n{text}\n").map_err(write(&self.claim.path.join(SAMPLES)))?;
+        self.events.text(step, "sample", text).map_err(write(&self.claim.path.join(EVENTS)))
     }
 
-    /// One point of a curve.
+    /// One point of each of some curves.
     ///
     /// # Errors
     ///
     /// If the system refuses.
-    pub fn scalar(&mut self, tag: &str, value: f64, step: u64) -> Result<(), RecordError> {
-        self.events.scalar(tag, value, step).map_err(write(&self.claim.path.join(EVENTS)))
+    pub fn scalars(&mut self, step: u64, values: &[(String, f64)]) -> Result<(), RecordError> {
+        self.events.scalars(step, values).map_err(write(&self.claim.path.join(EVENTS)))
+    }
+
+    /// Histograms of stages, named `kind/stage`.
+    ///
+    /// # Errors
+    ///
+    /// If the system refuses.
+    pub fn histograms(&mut self, step: u64, kind: &str, histograms: &[(String, Histogram)]) -> Result<(), RecordError> {
+        let mut one = |(stage, histogram): &(String, Histogram)| {
+            self.events.histogram(step, &format!("{kind}/{stage}"), histogram)
+        };
+        histograms.iter().try_for_each(&mut one).map_err(write(&self.claim.path.join(EVENTS)))
     }
 
     /// Bytes of each file that grows, all of them on disk.
@@ -383,13 +403,13 @@ mod tests {
         let mut folder = RunFolder::create(begin().unwrap(), Existing::Refuse, "a = 1", &1).unwrap();
         folder.metrics(&1).unwrap();
         folder.sample(1, "one").unwrap();
-        folder.scalar("x", 1.0, 1).unwrap();
+        folder.scalars(1, &[("x".into(), 1.0)]).unwrap();
         let lengths = folder.lengths().unwrap();
         let read = |name: &str| fs::read(dir.path().join(name)).unwrap();
         let before: Vec<Vec<u8>> = lengths.keys().map(|name| read(name)).collect();
         folder.metrics(&2).unwrap();
         folder.sample(2, "two").unwrap();
-        folder.scalar("x", 2.0, 2).unwrap();
+        folder.scalars(2, &[("x".into(), 2.0)]).unwrap();
         drop(folder);
         // Events of a start that has come to no checkpoint.
         fs::write(dir.path().join("tensorboard/events.out.tfevents.0"), "").unwrap();

@@ -3,7 +3,10 @@
 use std::fmt;
 use std::path::PathBuf;
 
-use serde::Serialize;
+use burn::tensor::Device;
+use photon_core::memory::{peak_memory_bytes, resident_memory_bytes};
+use serde::ser::Serializer;
+use serde::{Deserialize, Serialize};
 
 use crate::eval::Evaluation;
 use crate::guard::SkipReason;
@@ -27,10 +30,44 @@ pub struct StepReport {
     pub seq_len: usize,
     /// Norm of all gradients before clipping.
     pub gradient_norm: f64,
+    /// The same of each stage, in the order of the model; in the file an object.
+    #[serde(serialize_with = "as_object")]
+    pub stage_gradient_norms: Vec<(String, f64)>,
     /// Learning rate of the update.
     pub learning_rate: f64,
     /// Tokens a second over this update.
     pub tokens_per_sec: f64,
+    /// Useful arithmetic a second over [the machine's peak](crate::peak::Peak), where that is known.
+    pub share_of_peak: Option<f64>,
+    /// What the process holds.
+    pub memory: Memory,
+}
+
+/// What a process holds, in bytes, each where the system tells it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Memory {
+    /// Now, in the host's memory.
+    pub resident_bytes: Option<usize>,
+    /// The most there so far.
+    pub peak_bytes: Option<usize>,
+    /// What the allocator of a GPU has reserved there.
+    pub device_bytes: Option<u64>,
+}
+
+impl Memory {
+    /// At this moment.
+    pub fn now(device: &Device) -> Self {
+        Self {
+            resident_bytes: resident_memory_bytes(),
+            peak_bytes: peak_memory_bytes(),
+            device_bytes: device.memory_pool_usage().map(|usage| usage.bytes_reserved),
+        }
+    }
+}
+
+/// Pairs as an object that keeps their order.
+fn as_object<S: Serializer, V: Serialize>(pairs: &[(String, V)], serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_map(pairs.iter().map(|(name, value)| (name, value)))
 }
 
 /// An update that was not made.
@@ -100,6 +137,9 @@ pub struct EvalReport {
     pub step: u64,
     /// On held-out text.
     pub held_out: Evaluation,
+    /// On the held-out text of each source, where there are several; in the file an object.
+    #[serde(serialize_with = "as_object", skip_serializing_if = "Vec::is_empty")]
+    pub sources: Vec<(String, Evaluation)>,
     /// Text from the model.
     pub sample: Option<String>,
     /// Whether no evaluation before was better; never so for fresh weights, which are no result.

@@ -15,6 +15,7 @@ use crate::config::RunConfig;
 use crate::data::Prepared;
 use crate::init_from::{Carried, carry_over};
 use crate::optimizer::freeze;
+use crate::peak::Peak;
 use crate::ranks::{Ranks, RanksError};
 use crate::record::{Claim, Existing, RunFolder};
 use crate::replicas::{Replicas, divide};
@@ -42,6 +43,7 @@ pub(crate) struct Setting<'a> {
     pub(crate) ranks: &'a Rc<Ranks>,
     /// Keys that may differ from those of the run that goes on.
     pub(crate) accept: &'a [String],
+    pub(crate) peak: Option<Peak>,
 }
 
 /// What was asked for beside the config, and with what.
@@ -63,6 +65,7 @@ struct RunFacts<'a> {
     data: &'a str,
     #[serde(skip_serializing_if = "Option::is_none")]
     init_from: Option<Carried>,
+    peak: Option<Peak>,
 }
 
 /// One line of `resumes.jsonl`.
@@ -73,6 +76,7 @@ struct Resumed<'a> {
     made_with: &'a MadeWith,
     /// Changes of the config that were meant.
     accepted: &'a [Difference],
+    peak: Option<Peak>,
 }
 
 /// Begins a run or goes on with one, whichever is asked for and possible.
@@ -154,6 +158,7 @@ fn begin(
         tokenizer: &made_with.tokenizer,
         data: &made_with.data,
         init_from,
+        peak: setting.peak,
     };
     Ok(Start {
         average: train.ema.as_ref().map(|ema| Average::new(ema, &model)),
@@ -196,8 +201,13 @@ fn go_on(
     let ema = config.train.ema.as_ref();
     let updates = found.state.average_updates;
     let average = ema.zip(average).map(|(ema, average)| Average::resume(ema, updates, &model, &average));
-    let note =
-        Resumed { from_step: found.state.step, steps: config.train.steps, made_with: &made_with, accepted: &accepted };
+    let note = Resumed {
+        from_step: found.state.step,
+        steps: config.train.steps,
+        made_with: &made_with,
+        accepted: &accepted,
+        peak: setting.peak,
+    };
     let resume = |claim| RunFolder::resume(claim, &found.state.files, &config.to_toml(), &note);
     let (folder, lost) = claim.map(resume).transpose()?.unzip();
     for lost in lost.into_iter().flatten() {

@@ -29,6 +29,8 @@ pub struct Gradients {
     pub grads: GradientsParams,
     /// In numbers.
     pub update: Update,
+    /// Norm of the gradients of each stage before clipping, in the order of the model.
+    pub stage_norms: Vec<(String, f64)>,
 }
 
 /// One update in numbers.
@@ -115,14 +117,14 @@ impl Learner {
         let rows = self.micro_batch_size * self.seq_len.unwrap_or(row_len) / row_len;
         let share = batch.part(self.replicas.ranks().share(batch.rows()));
         let result = self.replicas.gradients(model, &objective, &share.split(rows.max(1)));
-        let (grads, gradient_norm) = clip_global_norm(model, result.grads, self.clip_norm, self.loss_scale);
+        let (grads, norms) = clip_global_norm(model, result.grads, self.clip_norm, self.loss_scale);
         let update = Update {
             cross_entropy_nats: result.cross_entropy_nats,
             reconstruction: result.reconstruction,
             z: result.z,
-            gradient_norm,
+            gradient_norm: norms.all,
         };
-        Gradients { grads, update }
+        Gradients { grads, update, stage_norms: norms.stages }
     }
 
     /// Moves the weights.

@@ -6,6 +6,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
+use burn::tensor::Device;
+use photon_core::accounting::model_cost;
 use photon_core::config::ConfigError;
 use photon_core::device::OpenDevice;
 use photon_core::loss::bits_per_byte;
@@ -15,15 +17,18 @@ use photon_core::tokenizer::Tokenizer;
 use crate::average::Average;
 use crate::checkpoint::{Best, Contents, Measured, TrainState, TrainingCheckpointError};
 use crate::config::RunConfig;
+use crate::curves;
 use crate::data::{BatchLoader, BatchSource, Prepared, RowShape, TokenStore};
-use crate::eval::evaluate;
+use crate::eval::{Evaluation, evaluate};
 use crate::guard::SkipReason;
+use crate::histogram::{Spread, stage_histograms};
 use crate::init_from::InitFromError;
 use crate::parameters::{fingerprint, parts_with_bad_gradients};
+use crate::peak::Peak;
 use crate::ranks::{Ranks, RanksError};
 use crate::record::{Existing, RecordError, RunFolder};
 use crate::replicas::without_gradients;
-use crate::report::{EvalReport, Line, Observer, Outcome, SkipReport, StepReport, StuckReport};
+use crate::report::{EvalReport, Line, Memory, Observer, Outcome, SkipReport, StepReport, StuckReport};
 use crate::sample::{SampleError, sample_text};
 use crate::schedule::learning_rate;
 use crate::start::{Setting, Start, start};
@@ -89,13 +94,15 @@ pub struct RunPlace<'a> {
     pub observer: &'a mut dyn Observer,
     /// The processes that work on it.
     pub ranks: &'a Rc<Ranks>,
+    /// What the machine could compute at most, where that is known.
+    pub peak: Option<Peak>,
 }
 
 /// A run under way.
 struct Trainer<'a> {
     config: &'a RunConfig,
     tokenizer: &'a Tokenizer,
-    valid: &'a TokenStore,
+    data: HeldOutData<'a>,
     source: Arc<BatchSource>,
     batches: BatchLoader,
     /// The rows that the observer was last told of.
@@ -108,6 +115,16 @@ struct Trainer<'a> {
     state: TrainState,
     saved_step: Option<u64>,
     observer: &'a mut dyn Observer,
+    device: &'a Device,
+    /// Tokens a second at the machine's peak.
+    peak_tokens_per_sec: Option<f64>,
+}
+
+/// What evaluations look at.
+struct HeldOutData<'a> {
+    all: &'a TokenStore,
+    /// Empty where there is only one.
+    sources: Vec<&'a (String, TokenStore)>,
 }
 
 /// Trains from fresh weights, or from where a run in the folder stands.
@@ -126,16 +143,18 @@ pub fn train(
     check_vocabulary(config, tokenizer)?;
     config.train.precision.check(&config.model, &device.device, device.name)?;
     let data = data.packed_for(config.model.meta_chunk_tokens());
-    let setting = Setting { config, tokenizer, data: &data, device, accept: place.accept, ranks: place.ranks };
+    let RunPlace { accept, peak, ranks, .. } = place;
+    let setting = Setting { config, tokenizer, data: &data, device, ranks, accept, peak };
     let Start { model, average, learner, folder, state } =
         start(&setting, place.folder, place.existing, place.observer)?;
     let train = &config.train;
     let bytes_per_token = data.train.bytes_per_token();
+    let flops_per_token = model_cost(&config.model, train.seq_len).training_flops_per_token();
     let source = Arc::new(BatchSource::staged(Arc::new(data.train), &train.row_shapes(), train.seed));
     let trainer = Trainer {
         config,
         tokenizer,
-        valid: &data.valid,
+        data: HeldOutData::of(&data.valid, &data.valid_sources),
         bytes_per_token,
         batches: BatchLoader::start(&source, state.step, 1),
         source,
@@ -147,6 +166,8 @@ pub fn train(
         saved_step: state.last.as_ref().map(|_| state.step),
         state,
         observer: place.observer,
+        device: &device.device,
+        peak_tokens_per_sec: peak.map(|peak| ranks.n_ranks() as f64 * peak.flops_per_sec / flops_per_token),
     };
     trainer.run(model, place.stop)
 }
@@ -164,6 +185,14 @@ pub fn check_vocabulary(config: &RunConfig, tokenizer: &Tokenizer) -> Result<(),
     }
 }
 
+impl<'a> HeldOutData<'a> {
+    fn of(all: &'a TokenStore, sources: &'a [(String, TokenStore)]) -> Self {
+        // A single token predicts nothing.
+        let sources: Vec<_> = sources.iter().filter(|(_, store)| store.n_places() >= 2).collect();
+        Self { all, sources: if sources.len() > 1 { sources } else { Vec::new() } }
+    }
+}
+
 impl Trainer<'_> {
     fn run(mut self, mut model: Model, stop: &AtomicBool) -> Result<Outcome, TrainError> {
         let train = &self.config.train;
@@ -174,7 +203,7 @@ impl Trainer<'_> {
             model = self.step(model)?;
             let step = self.state.step;
             let is_last = step == train.steps;
-            if is_last || step.is_multiple_of(train.eval.every_steps) {
+            if self.evaluates_after(step) {
                 self.evaluate(&model)?;
             }
             let is_best = self.state.best.is_some_and(|best| best.step == step);
@@ -193,6 +222,11 @@ impl Trainer<'_> {
         })
     }
 
+    fn evaluates_after(&self, step: u64) -> bool {
+        let train = &self.config.train;
+        step == train.steps || step.is_multiple_of(train.eval.every_steps)
+    }
+
     /// One batch, and the update that it leads to unless the guard objects.
     fn step(&mut self, model: Model) -> Result<Model, TrainError> {
         let started = Instant::now();
@@ -208,11 +242,15 @@ impl Trainer<'_> {
             return Ok(model);
         }
 
-        let update = gradients.update;
+        if self.evaluates_after(self.state.step) {
+            self.record_histograms("gradients", &model, Spread::Gradients(&gradients.grads))?;
+        }
+        let (update, stage_gradient_norms) = (gradients.update, gradients.stage_norms.clone());
         let model = self.learner.apply(model, gradients, learning_rate);
         if let Some(average) = &mut self.average {
             average.take(&model);
         }
+        let tokens_per_sec = batch.n_tokens() as f64 / started.elapsed().as_secs_f64();
         let report = StepReport {
             step: self.state.step,
             tokens: self.state.tokens,
@@ -222,8 +260,11 @@ impl Trainer<'_> {
             z: update.z,
             seq_len: batch.seq_len(),
             gradient_norm: update.gradient_norm,
+            stage_gradient_norms,
             learning_rate,
-            tokens_per_sec: batch.n_tokens() as f64 / started.elapsed().as_secs_f64(),
+            tokens_per_sec,
+            share_of_peak: self.peak_tokens_per_sec.map(|peak| tokens_per_sec / peak),
+            memory: Memory::now(self.device),
         };
         self.record_step(&report)?;
         self.observer.step(&report);
@@ -262,7 +303,7 @@ impl Trainer<'_> {
         };
         if let Some(folder) = &mut self.folder {
             folder.metrics(&Line::Skip(&report))?;
-            folder.scalar("train/skipped_updates", guard.skipped as f64, report.step)?;
+            folder.scalars(report.step, &[("train/skipped_updates".into(), guard.skipped as f64)])?;
         }
         self.observer.skip(&report);
         if report.skipped_in_a_row < self.config.train.guards.max_skips_in_a_row {
@@ -275,24 +316,25 @@ impl Trainer<'_> {
     fn record_step(&mut self, report: &StepReport) -> Result<(), TrainError> {
         let Some(folder) = &mut self.folder else { return Ok(()) };
         folder.metrics(&Line::Step(report))?;
-        for (tag, value) in [
-            ("train/loss_nats", report.loss_nats),
-            ("train/bits_per_byte", report.bits_per_byte),
-            ("train/gradient_norm", report.gradient_norm),
-            ("train/learning_rate", report.learning_rate),
-            ("train/tokens_per_sec", report.tokens_per_sec),
-            ("train/data_wait_share", self.batches.wait_share()),
+        let mut curves = curves::of_step(report);
+        curves.push(("train/data_wait_share".into(), self.batches.wait_share()));
+        let train = &self.config.train;
+        for (is_used, tag, value) in [
+            (train.alpha > 0.0, "train/reconstruction", report.reconstruction),
+            (train.z_loss > 0.0, "train/z", report.z),
+            (!train.curriculum.is_empty(), "train/seq_len", report.seq_len as f64),
         ] {
-            folder.scalar(tag, value, report.step)?;
+            if is_used {
+                curves.push((tag.into(), value));
+            }
         }
-        if self.config.train.z_loss > 0.0 {
-            folder.scalar("train/z", report.z, report.step)?;
-        }
-        if !self.config.train.curriculum.is_empty() {
-            folder.scalar("train/seq_len", report.seq_len as f64, report.step)?;
-        }
-        if self.config.train.alpha > 0.0 {
-            folder.scalar("train/reconstruction", report.reconstruction, report.step)?;
+        Ok(folder.scalars(report.step, &curves)?)
+    }
+
+    fn record_histograms(&mut self, kind: &str, model: &Model, spread: Spread) -> Result<(), TrainError> {
+        let Some(folder) = &mut self.folder else { return Ok(()) };
+        if self.config.train.eval.histograms {
+            folder.histograms(self.state.step, kind, &stage_histograms(model, spread))?;
         }
         Ok(())
     }
@@ -309,25 +351,34 @@ impl Trainer<'_> {
         }
     }
 
+    fn held_out(&self, model: &Model, store: &TokenStore, max_tokens: usize) -> Evaluation {
+        let seq_len = self.config.train.seq_len;
+        evaluate(model, self.tokenizer, store, seq_len, max_tokens, self.learner.replicas())
+    }
+
     fn evaluate(&mut self, model: &Model) -> Result<(), TrainError> {
         let (train, step) = (&self.config.train, self.state.step);
+        self.record_histograms("weights", model, Spread::Weights)?;
         let model = self.evaluated(model);
-        let held_out =
-            evaluate(&model, self.tokenizer, self.valid, train.seq_len, train.eval.max_tokens, self.learner.replicas());
+        let max_tokens = train.eval.max_tokens;
+        let held_out = self.held_out(&model, self.data.all, max_tokens);
         if !held_out.nats_per_token.is_finite() {
             return Err(TrainError::NotFinite { step });
         }
+        // All sources together take as long as the whole once more.
+        let source_tokens = max_tokens / self.data.sources.len().max(1);
+        let of_source = |(name, store): &&(String, _)| (name.clone(), self.held_out(&model, store, source_tokens));
+        let sources = self.data.sources.iter().map(of_source).collect();
         let sample = match train.eval.sample_tokens {
             n if n == 0 || self.folder.is_none() => None,
             n => Some(sample_text(&model, self.tokenizer, &train.eval.sample_prompt, n, train.seed)?),
         };
         let bits_per_byte = held_out.bits_per_byte;
         let is_best = step > 0 && self.state.best.is_none_or(|best| bits_per_byte < best.bits_per_byte);
-        let report = EvalReport { step, held_out, sample, is_best };
+        let report = EvalReport { step, held_out, sources, sample, is_best };
         if let Some(folder) = &mut self.folder {
             folder.metrics(&Line::Evaluation(&report))?;
-            folder.scalar("held_out/bits_per_byte", report.held_out.bits_per_byte, step)?;
-            folder.scalar("held_out/loss_nats", report.held_out.nats_per_token, step)?;
+            folder.scalars(step, &curves::of_evaluation(&report))?;
             if let Some(sample) = &report.sample {
                 folder.sample(step, sample)?;
             }
@@ -345,8 +396,7 @@ impl Trainer<'_> {
         let step = self.state.step;
         let evaluated = self.evaluated(model);
         if self.state.last.as_ref().is_none_or(|last| last.step != step) {
-            let seq_len = self.config.train.seq_len;
-            let glance = evaluate(&evaluated, self.tokenizer, self.valid, seq_len, seq_len, self.learner.replicas());
+            let glance = self.held_out(&evaluated, self.data.all, self.config.train.seq_len);
             if !glance.nats_per_token.is_finite() {
                 return Err(TrainError::NotFinite { step });
             }

@@ -11,7 +11,7 @@ use crate::programs::{
 };
 
 /// A run of two sources, one of them packed lines.
-fn write_mixed_run(folder: &Path) -> std::path::PathBuf {
+pub(crate) fn write_mixed_run(folder: &Path) -> std::path::PathBuf {
     let run = write_tiny_run(folder);
     let text = String::from_utf8(some_text(30_000)).unwrap();
     let mut lines = zstd::Encoder::new(fs::File::create(folder.join("lines.jsonl.zst")).unwrap(), 1).unwrap();

@@ -14,6 +14,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::programs::{assert_says, complaint_of, load, path_of, photon_train, set, stdout_of, write_tiny_run};
+use crate::runs::without_machine;
 use crate::weights::Weights;
 
 /// A run through the program, in a folder of its own.
@@ -54,11 +55,11 @@ impl Job {
         command.args(self.args()).arg("--resume").stdout(Stdio::null()).stderr(stderr).spawn().unwrap()
     }
 
-    /// The lines of `metrics.jsonl` without how long they took.
+    /// The lines of `metrics.jsonl` without how long they took and how much memory.
     fn metrics(&self) -> Vec<Value> {
         let text = fs::read_to_string(self.out().join("metrics.jsonl")).unwrap_or_default();
         // The last line may be cut where the process was killed.
-        text.split_inclusive('\n').filter(|line| line.ends_with('\n')).map(without_time).collect()
+        text.split_inclusive('\n').filter(|line| line.ends_with('\n')).map(without_machine).collect()
     }
 
     /// The step of the newest checkpoint, every file of which has been checked.
@@ -79,12 +80,6 @@ impl Job {
             assert!(read(self) == read(expected), "{name} differs");
         }
     }
-}
-
-fn without_time(line: &str) -> Value {
-    let mut value: Value = serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {line}"));
-    value.as_object_mut().unwrap().remove("tokens_per_sec");
-    value
 }
 
 /// Steps between the checkpoints of the runs that are killed.

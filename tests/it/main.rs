@@ -28,4 +28,5 @@ mod runs;
 mod sessions;
 mod support;
 mod training;
+mod watching;
 mod weights;

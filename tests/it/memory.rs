@@ -4,8 +4,8 @@ use std::process::Command;
 
 use burn::tensor::{Device, Int, Tensor};
 use photon_core::loss::Objective;
+use photon_core::memory::peak_memory_bytes;
 use photon_core::model::Model;
-use photon_infer::memory::peak_memory_bytes;
 
 use crate::support::parse;
 

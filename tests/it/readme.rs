@@ -105,6 +105,12 @@ fn made_small(name: &str, words: Vec<String>, folder: &Path) -> Vec<String> {
             }
         }
         ("train", "info") => {}
+        ("train", "plot") => {
+            let run = tiny_checkpoint().ancestors().nth(2).expect("checkpoints lie in a run");
+            args.0.retain(|word| !word.starts_with("runs/"));
+            args.0.insert(1, run.display().to_string());
+            args.set_option("--out", &path("curves.html"));
+        }
         ("train", "prepare") => args.set_option("--tokens", &path("tokens")),
         ("train", "tokenizer") => {
             args.replace_first(&text);

@@ -58,7 +58,7 @@ impl Run {
     ) -> Result<Outcome, TrainError> {
         let device = DeviceChoice::Cpu.open().unwrap();
         let (folder, ranks) = (&self.out(), &Rc::new(Ranks::alone()));
-        let place = RunPlace { folder, existing, accept, stop, observer, ranks };
+        let place = RunPlace { folder, existing, accept, stop, observer, peak: None, ranks };
         train(config, &Tokenizer::bytes(), self.data_of(config), &device, place)
     }
 
@@ -85,20 +85,24 @@ impl Run {
         self.train_as(config, Existing::Resume, &accept, &AtomicBool::new(false), &mut Unwatched)
     }
 
-    /// The lines of `metrics.jsonl` without how long they took.
+    /// The lines of `metrics.jsonl` without how long they took and how much memory.
     pub(crate) fn metrics(&self) -> Vec<Value> {
         let text = std::fs::read_to_string(self.out().join("metrics.jsonl")).unwrap();
-        let line = |line| {
-            let mut value: Value = serde_json::from_str(line).unwrap();
-            value.as_object_mut().unwrap().remove("tokens_per_sec");
-            value
-        };
-        text.lines().map(line).collect()
+        text.lines().map(without_machine).collect()
     }
 
     pub(crate) fn losses_nats(&self) -> Vec<f64> {
         self.metrics().iter().filter(|line| line["kind"] == "step").map(|line| number(line, "loss_nats")).collect()
     }
+}
+
+/// A line of metrics without what the machine decides: how long it took and how much memory.
+pub(crate) fn without_machine(line: &str) -> Value {
+    let mut value: Value = serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {line}"));
+    for name in ["tokens_per_sec", "share_of_peak", "memory"] {
+        value.as_object_mut().unwrap().remove(name);
+    }
+    value
 }
 
 pub(crate) fn number(line: &Value, key: &str) -> f64 {

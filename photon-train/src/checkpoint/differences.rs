@@ -51,7 +51,7 @@ impl fmt::Display for Difference {
 
 /// What keeps a run from going on with `config` and what it was read with.
 ///
-/// `steps` may rise. What decides no number may change: which checkpoints are kept, where texts and tokenizer lie (they
+/// `steps` may rise. What decides no number may change: which checkpoints and histograms are kept, where texts and tokenizer lie (they
 /// themselves are told by their fingerprints), and the guards, which a run that they ended needs changed.
 pub fn differences(was: &Table, was_with: &MadeWith, config: &RunConfig, now_with: &MadeWith) -> Vec<Difference> {
     let now: Table = config.to_toml().parse().expect("a config was just written");
@@ -107,7 +107,7 @@ fn is_free(key: &str) -> bool {
     let is_kept = ["replicas", "micro_batch_size"].contains(&key);
     is_place
         || is_kept
-        || key == "checkpoint_every_steps"
+        || ["checkpoint_every_steps", "eval.histograms"].contains(&key)
         || key.starts_with("checkpoints.")
         || key.starts_with("guards.")
 }

@@ -1,9 +1,11 @@
 //! Arguments to calls, results to stdout, logs to stderr.
 
 mod bench;
+mod display;
 mod eval;
 mod import;
 mod info;
+mod plot;
 mod prepare;
 mod progress;
 mod run;
@@ -23,6 +25,7 @@ Examples:
   photon-train run configs/train/quickstart.toml --resume
   photon-train prepare configs/train/quickstart.toml
   photon-train eval runs/quickstart/checkpoints/best book.txt
+  photon-train plot runs/quickstart runs/slower --out curves.html
   photon-train info configs/model/photon-600m.toml
   photon-train bench configs/model/flat-small.toml
   photon-train tokenizer texts/ --vocab-size 4096 --out tokenizer.json
@@ -46,6 +49,8 @@ enum Command {
     Eval(eval::EvalArgs),
     /// Measure how fast a model trains here.
     Bench(bench::BenchArgs),
+    /// Write the curves of one or more runs as a page.
+    Plot(plot::PlotArgs),
     /// Print what a model costs: parameters, FLOPs, cache bytes.
     Info(info::InfoArgs),
     /// Train a byte-level BPE tokenizer on text files.
@@ -68,6 +73,7 @@ pub(crate) fn run() -> Result<()> {
         Command::Prepare(args) => prepare::run(&args),
         Command::Eval(args) => eval::run(&args),
         Command::Bench(args) => bench::run(&args),
+        Command::Plot(args) => plot::run(&args),
         Command::Info(args) => info::run(&args),
         Command::Tokenizer(args) => tokenizer::run(&args),
         Command::ImportLlama(args) => import::run(&args),

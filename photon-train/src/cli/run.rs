@@ -1,25 +1,27 @@
 //! `photon-train run`.
 
-use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
-use indicatif::ProgressBar;
+use photon_core::accounting::model_cost;
 use photon_core::device::DeviceChoice;
 use photon_core::error_text::error_text;
 use photon_core::tokenizer::Tokenizer;
 use photon_train::config::RunConfig;
 use photon_train::data::{Prepared, Progress, prepare};
+use photon_train::peak::Peak;
+use photon_train::plot::RunMetrics;
 use photon_train::ranks::Ranks;
 use photon_train::record::{Existing, check_free};
-use photon_train::report::{EvalReport, Observer, Outcome, SkipReport, StepReport};
+use photon_train::report::{EvalReport, Observer, Outcome, StepReport};
 use photon_train::trainer::{RunPlace, check_vocabulary, train};
 
-use super::{bar, log, print, progress::DataProgress};
+use super::display::{self, DisplayChoice, RunFacts, terminal};
+use super::{log, print, progress::DataProgress};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -31,8 +33,11 @@ Examples:
   photon-train run configs/train/quickstart.toml --out runs/a --resume --set steps=2400
   # Two processes on one run, here or on two machines (built with `--features photon-train/mpi`).
   mpirun -n 2 photon-train run configs/train/quickstart.toml --out runs/a
+  # Lines in place of the dashboard, on a terminal too.
+  photon-train run configs/train/quickstart.toml --display plain --log-every-steps 100
 
-To go on, everything must be as it was but `steps`, which may rise, `checkpoint_every_steps`, `checkpoints` and `guards`.";
+To go on, everything must be as it was but `steps`, which may rise, `checkpoint_every_steps`,
+`checkpoints`, `eval.histograms` and `guards`.";
 
 #[derive(Args)]
 #[command(after_help = EXAMPLES)]
@@ -58,6 +63,16 @@ pub(super) struct RunArgs {
     /// times.
     #[arg(long, value_name = "KEY", requires = "resume")]
     accept: Vec<String>,
+    /// How to show the run.
+    #[arg(long, value_enum, default_value_t = DisplayChoice::Auto)]
+    display: DisplayChoice,
+    /// Steps between lines of the plain display. Without it a line comes every ten seconds.
+    #[arg(long, value_name = "STEPS", value_parser = clap::value_parser!(u64).range(1..))]
+    log_every_steps: Option<u64>,
+    /// What the machine computes at most, in 10^12 FLOPs a second, from its data sheet for instance. Without it the rate
+    /// of large f32 matrix products is measured.
+    #[arg(long, value_name = "TFLOPS")]
+    peak_tflops: Option<f64>,
 }
 
 pub(super) fn run(args: RunArgs) -> Result<()> {
@@ -108,6 +123,10 @@ fn train_on(ranks: &Rc<Ranks>, config: RunConfig, args: &RunArgs) -> Result<(Run
         (_, true) => Existing::Resume,
         _ => Existing::Refuse,
     };
+    if let Some(tflops) = args.peak_tflops {
+        ensure!(tflops > 0.0 && tflops.is_finite(), "--peak-tflops {tflops}: must be above 0");
+    }
+    args.display.check()?;
     if ranks.is_first() {
         check_free(&out, existing)?;
     }
@@ -119,18 +138,31 @@ fn train_on(ranks: &Rc<Ranks>, config: RunConfig, args: &RunArgs) -> Result<(Run
     // Beside the runs, so that the next run on the same text finds the tokens.
     let cache = out.parent().unwrap_or(Path::new("")).join(".tokens");
     let data = prepare_in_turn(ranks, &config, &tokenizer, &cache)?;
+    let place =
+        |observer, peak| RunPlace { folder: &out, existing, accept: &args.accept, stop: &stop, observer, peak, ranks };
     if !ranks.is_first() {
-        let place = RunPlace { folder: &out, existing, accept: &args.accept, stop: &stop, observer: &mut Unseen, ranks };
-        let outcome = train(&config, &tokenizer, data, &device, place)?;
+        let outcome = train(&config, &tokenizer, data, &device, place(&mut Unseen, None))?;
         return Ok((config, out, outcome));
     }
     log(&data.report);
     let among = if ranks.n_ranks() > 1 { format!("; processes: {}", ranks.n_ranks()) } else { String::new() };
     log(format!("device: {}; run folder: {}{among}", device.name, out.display()));
-    let mut watch = Watch::new(config.train.steps);
-    let place = RunPlace { folder: &out, existing, accept: &args.accept, stop: &stop, observer: &mut watch, ranks };
-    let outcome = train(&config, &tokenizer, data, &device, place)?;
-    watch.bar.finish_and_clear();
+    let peak = match args.peak_tflops {
+        Some(tflops) => Peak::given(tflops * 1e12),
+        None => Peak::measure(&device.device),
+    };
+    log(format!("peak: {peak}"));
+    let facts = RunFacts {
+        folder: out.display().to_string(),
+        device: device.name.into(),
+        parameters: model_cost(&config.model, config.train.seq_len).parameters(),
+        steps: config.train.steps,
+        before: args.resume.then(|| RunMetrics::read(&out).ok()).flatten(),
+    };
+    let mut observer = display::open(args.display, facts, args.log_every_steps, stop.clone())?;
+    let outcome = train(&config, &tokenizer, data, &device, place(&mut *observer, Some(peak)));
+    drop(observer);
+    let outcome = outcome?;
     Ok((config, out, outcome))
 }
 
@@ -176,9 +208,11 @@ fn stop_on_interrupt(is_seen: bool) -> Result<Arc<AtomicBool>> {
     let flag = stop.clone();
     ctrlc::set_handler(move || {
         if flag.swap(true, Ordering::Relaxed) {
+            terminal::give_back();
             std::process::exit(130);
         }
-        if is_seen {
+        // A dashboard says so itself.
+        if is_seen && !terminal::is_held() {
             log("stopping after this step and saving (again to stop at once)");
         }
     })
@@ -192,73 +226,4 @@ struct Unseen;
 impl Observer for Unseen {
     fn step(&mut self, _: &StepReport) {}
     fn evaluation(&mut self, _: &EvalReport) {}
-}
-
-/// Shows the run: a bar on a terminal, a line now and then elsewhere.
-struct Watch {
-    bar: ProgressBar,
-    is_terminal: bool,
-    /// Smoothed, because single batches differ.
-    loss_nats: Option<f64>,
-}
-
-/// Steps between lines where there is no terminal.
-const STEPS_PER_LINE: u64 = 50;
-
-impl Watch {
-    fn new(steps: u64) -> Self {
-        let style = "[{bar:24}] {pos}/{len} steps, ETA {eta}, {msg}";
-        Self { bar: bar(steps, style), is_terminal: std::io::stderr().is_terminal(), loss_nats: None }
-    }
-
-    fn say(&self, line: &str) {
-        match self.is_terminal {
-            true => self.bar.println(line),
-            false => log(line),
-        }
-    }
-}
-
-impl Observer for Watch {
-    fn step(&mut self, report: &StepReport) {
-        if self.loss_nats.is_none() {
-            // Steps of an earlier start say nothing of how long those to come take.
-            self.bar.set_position(report.step - 1);
-            self.bar.reset_eta();
-        }
-        let before = self.loss_nats.unwrap_or(report.loss_nats);
-        let smooth = 0.95 * before + 0.05 * report.loss_nats;
-        self.loss_nats = Some(smooth);
-        let bits = smooth / report.loss_nats * report.bits_per_byte;
-        let message = format!("loss {smooth:.3} nats, {bits:.3} bits/byte, {:.0} tokens/s", report.tokens_per_sec);
-        self.bar.set_position(report.step);
-        if !self.is_terminal && report.step.is_multiple_of(STEPS_PER_LINE) {
-            let length = self.bar.length().unwrap_or(0);
-            let eta = indicatif::HumanDuration(self.bar.eta());
-            log(format!("step {}/{length}: {message}, ETA {eta}", report.step));
-        }
-        self.bar.set_message(message);
-    }
-
-    fn skip(&mut self, report: &SkipReport) {
-        let SkipReport { step, reason, loss_nats, gradient_norm, .. } = report;
-        self.bar.set_position(*step);
-        self.say(&format!(
-            "warning: step {step} is skipped, {reason}: loss {loss_nats:.4} nats, gradient norm {gradient_norm:.4}"
-        ));
-    }
-
-    fn notice(&mut self, text: &str) {
-        self.say(text);
-    }
-
-    fn evaluation(&mut self, report: &EvalReport) {
-        let best = if report.is_best { " (best)" } else { "" };
-        let bits = report.held_out.bits_per_byte;
-        self.say(&format!("step {}: held-out {bits:.4} bits/byte{best}", report.step));
-        if let Some(sample) = &report.sample {
-            let shown: String = sample.chars().map(|c| if c.is_control() && c != '\n' { '·' } else { c }).collect();
-            self.say(&format!("    {}\n", shown.trim_end().replace('\n', "\n    ")));
-        }
-    }
 }
