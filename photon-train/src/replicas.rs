@@ -146,7 +146,7 @@ fn sum_over_ranks(ranks: &Ranks, model: &Model, own: BatchGradients) -> BatchGra
             let Some(grad) = self.grads.get::<D>(param.id) else { return };
             let shape = grad.shape();
             let end = self.taken + shape.num_elements();
-            self.summed.register(param.id, self.values.clone().slice([self.taken..end]).reshape(shape));
+            self.summed.register::<D>(param.id, self.values.clone().slice([self.taken..end]).reshape(shape));
             self.taken = end;
         }
     }

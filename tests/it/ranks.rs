@@ -3,11 +3,11 @@
 #[cfg(feature = "mpi")]
 mod together;
 
-use crate::programs::{assert_says, complaint_of, photon_train, write_tiny_run};
-
 #[cfg(not(feature = "mpi"))]
 #[test]
 fn one_of_several_processes_without_mpi_says_how_to_get_it() {
+    use crate::programs::{assert_says, complaint_of, photon_train, write_tiny_run};
+
     let folder = tempfile::tempdir().unwrap();
     let config = write_tiny_run(folder.path());
     let mut command = photon_train(["run".as_ref(), config.as_os_str()]);

@@ -259,6 +259,8 @@ pub(super) mod tests {
             loss_nats: bits_per_byte / 2.0,
             bits_per_byte,
             reconstruction: 0.0,
+            z: 0.0,
+            seq_len: 64,
             gradient_norm: 3.0,
             stage_gradient_norms: vec![("encoder 1".into(), 3.0), ("head".into(), 0.0)],
             learning_rate: 1e-3,
