@@ -90,6 +90,8 @@ pub enum Stages {
     TopEncoder,
     /// `decoders`
     Decoders,
+    /// `token decoder`: the one of level 1.
+    TokenDecoder,
     /// `encoder 2`, `decoder 1`, `stack`
     One(Stage),
 }
@@ -136,6 +138,7 @@ impl fmt::Display for Stages {
             Self::LowerEncoders => f.write_str("lower encoders"),
             Self::TopEncoder => f.write_str("top encoder"),
             Self::Decoders => f.write_str("decoders"),
+            Self::TokenDecoder => f.write_str("token decoder"),
             Self::One(stage) => stage.fmt(f),
         }
     }
@@ -152,6 +155,7 @@ impl std::str::FromStr for Stages {
             "lower encoders" => Some(Self::LowerEncoders),
             "top encoder" => Some(Self::TopEncoder),
             "decoders" => Some(Self::Decoders),
+            "token decoder" => Some(Self::TokenDecoder),
             "stack" => Some(Self::One(Stage::Stack)),
             _ => match text.split_once(' ') {
                 Some(("encoder", number)) => level(number).map(|level| Self::One(Stage::Encoder(level))),
@@ -162,7 +166,7 @@ impl std::str::FromStr for Stages {
         found.ok_or_else(|| {
             format!(
                 "unknown stages \"{text}\"; use \"all\", \"encoders\", \"lower encoders\", \"top encoder\", \
-                 \"decoders\", \"encoder 1\", \"decoder 1\", ... or \"stack\" (of a flat model)"
+                 \"decoders\", \"token decoder\", \"encoder 1\", \"decoder 1\", ... or \"stack\" (of a flat model)"
             )
         })
     }
@@ -195,6 +199,7 @@ impl Stages {
             (Self::Encoders, Stage::Encoder(_)) | (Self::Decoders, Stage::Decoder(_)) => true,
             (Self::LowerEncoders, Stage::Encoder(level)) => level < n_levels,
             (Self::TopEncoder, Stage::Encoder(level)) => level == n_levels,
+            (Self::TokenDecoder, Stage::Decoder(level)) => level == 1,
             (Self::One(one), stage) => one == stage,
             _ => false,
         }

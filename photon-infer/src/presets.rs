@@ -22,11 +22,12 @@ macro_rules! preset {
 }
 
 /// All of them, the most faithful first.
-pub const PRESETS: [Preset; 9] = [
+pub const PRESETS: [Preset; 10] = [
     preset!("exact"),
     preset!("bounded"),
     preset!("f16"),
     preset!("exact-int8"),
+    preset!("balanced"),
     preset!("int8-int4"),
     preset!("int4"),
     preset!("blog-recipe"),

@@ -145,7 +145,7 @@ impl FromStr for Part {
             _ => text.parse().map(Self::Stages).map_err(|_: String| {
                 format!(
                     "unknown part \"{text}\"; use \"all\", \"encoders\", \"lower encoders\", \"top encoder\", \"decoders\", \
-                     \"encoder 1\", \"decoder 1\", \"level 1\", ..., \"stack\" (of a flat model), \"embeddings\", \"start\", \
+                     \"token decoder\", \"encoder 1\", \"decoder 1\", \"level 1\", ..., \"stack\" (of a flat model), \"embeddings\", \"start\", \
                      \"head\", \"chunkers\" or \"converters\""
                 )
             }),
@@ -217,6 +217,7 @@ pub(crate) mod tests {
         assert_eq!(selected("all").len(), Place::all_of(&photon).len());
         assert_eq!(selected("encoder 2"), [Place::Stack(Stage::Encoder(2)), Place::Chunker(2)]);
         assert_eq!(selected("top encoder"), selected("encoder 2"));
+        assert_eq!(selected("token decoder"), selected("decoder 1"));
         assert_eq!(selected("decoder 1"), [Place::Stack(Stage::Decoder(1)), Place::Converter(1)]);
         // The chunker of the first level has no parameters.
         assert_eq!(

@@ -28,7 +28,7 @@ trait Engine {
     /// The same.
     fn sum_f32(&self, values: &mut [f32]);
     /// Gives all ranks what the first holds.
-    fn from_first(&self, bytes: &mut [u8]);
+    fn broadcast_first(&self, bytes: &mut [u8]);
     /// Ends the processes of all ranks, without waiting for any.
     fn abort(&self) -> !;
     /// Takes leave of the other ranks, who must do so too.
@@ -56,7 +56,7 @@ pub enum RanksError {
         n_ranks: usize,
     },
     /// What must be the same everywhere is not.
-    #[error("rank {rank} of {n_ranks} has another {what} than rank 0: {fix}")]
+    #[error("rank {rank} of {n_ranks} differs from rank 0 in its {what}: {fix}")]
     Disagree {
         /// Which process.
         rank: usize,
@@ -170,7 +170,7 @@ impl Ranks {
         let Some(engine) = &self.engine else { return Ok(()) };
         let own = Sha256::digest(content());
         let mut first = own;
-        engine.from_first(&mut first);
+        engine.broadcast_first(&mut first);
         let mut others = vec![0.0; self.n_ranks];
         others[self.rank] = f64::from(u8::from(first != own));
         self.sum(&mut others);

@@ -144,10 +144,10 @@ fn sum_over_ranks(ranks: &Ranks, model: &Model, own: BatchGradients) -> BatchGra
     impl ModuleVisitor for Apart<'_> {
         fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
             let Some(grad) = self.grads.get::<D>(param.id) else { return };
-            let shape = grad.shape();
-            let end = self.taken + shape.num_elements();
-            self.summed.register::<D>(param.id, self.values.clone().slice([self.taken..end]).reshape(shape));
-            self.taken = end;
+            let (shape, first) = (grad.shape(), self.taken);
+            self.taken += shape.num_elements();
+            let own = self.values.clone().narrow(0, first, shape.num_elements());
+            self.summed.register::<D>(param.id, own.reshape(shape));
         }
     }
 

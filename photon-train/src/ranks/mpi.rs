@@ -53,7 +53,7 @@ impl Engine for Mpi {
         self.sum_all(values);
     }
 
-    fn from_first(&self, bytes: &mut [u8]) {
+    fn broadcast_first(&self, bytes: &mut [u8]) {
         self.world.process_at_rank(0).broadcast_into(bytes);
     }
 

@@ -45,8 +45,18 @@ impl Job {
     }
 
     fn command(&self, more: &[&str]) -> Command {
-        let mut command = mpirun();
+        let mut command = self.mpirun();
         command.args(["-n", &self.n_ranks.to_string()]).arg(path_of("photon-train")).args(self.args(more));
+        command
+    }
+
+    /// `mpirun`, for a test: as whoever runs it, with more processes than cores.
+    fn mpirun(&self) -> Command {
+        let mut command = Command::new("mpirun");
+        command.current_dir(repository()).arg("--oversubscribe");
+        command.env("OMPI_ALLOW_RUN_AS_ROOT", "1").env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
+        // Those that start at the same time get into each other's way in one folder.
+        command.env("TMPDIR", self.folder.path());
         command
     }
 
@@ -72,14 +82,6 @@ impl Job {
     fn weights(&self) -> Weights {
         Weights::read(&self.out().join("checkpoints/last/model.safetensors"))
     }
-}
-
-/// `mpirun`, for a test: as whoever runs it, with more processes than cores.
-fn mpirun() -> Command {
-    let mut command = Command::new("mpirun");
-    command.current_dir(repository()).arg("--oversubscribe");
-    command.env("OMPI_ALLOW_RUN_AS_ROOT", "1").env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
-    command
 }
 
 fn stderr_of(output: &Output) -> String {
@@ -150,11 +152,11 @@ fn processes_that_do_not_fit_together_say_so() {
     assert!(!refused.status.success());
     assert_says(&stderr_of(&refused), &["batch_size = 1 is less than the 2 processes"]);
 
-    let mut command = mpirun();
+    let mut command = job.mpirun();
     command.args(["-n", "1"]).arg(path_of("photon-train")).args(job.args(&[]));
     command.args([":", "-n", "1"]).arg(path_of("photon-train")).args(job.args(&["--set", "seed=7"]));
     let refused = command.output().unwrap();
     assert!(!refused.status.success());
-    assert_says(&stderr_of(&refused), &["rank 1 of 2 has another config than rank 0"]);
+    assert_says(&stderr_of(&refused), &["rank 1 of 2 differs from rank 0 in its config"]);
     assert!(!job.out().join("metrics.jsonl").exists());
 }
