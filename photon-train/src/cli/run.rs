@@ -97,7 +97,7 @@ pub(super) fn run(args: RunArgs) -> Result<()> {
             outcome.steps,
             config.train.steps,
             out.join("checkpoints/last").display(),
-            resume_command(&args.config, &out, &args.set, &args.device),
+            resume_command(&args, &out, ranks.n_ranks()),
         );
     }
     print(format!(
@@ -182,14 +182,16 @@ fn prepare_in_turn(ranks: &Ranks, config: &RunConfig, tokenizer: &Tokenizer, cac
 }
 
 /// What to type to go on.
-fn resume_command(config: &Path, out: &Path, set: &[String], device: &DeviceChoice) -> String {
+fn resume_command(args: &RunArgs, out: &Path, n_ranks: usize) -> String {
+    let RunArgs { config, set, device, .. } = args;
     let mut words = vec![config.display().to_string(), "--out".into(), out.display().to_string(), "--resume".into()];
     words.extend(set.iter().flat_map(|key_value| ["--set".to_owned(), key_value.clone()]));
     if *device != DeviceChoice::Auto {
         words.extend(["--device".to_owned(), device.to_string()]);
     }
     let words: Vec<String> = words.iter().map(|word| shell_word(word)).collect();
-    format!("photon-train run {}", words.join(" "))
+    let together = if n_ranks > 1 { format!("mpirun -n {n_ranks} ") } else { String::new() };
+    format!("{together}photon-train run {}", words.join(" "))
 }
 
 /// A text as one word of a command line.
