@@ -5,7 +5,7 @@ use burn::optim::GradientsParams;
 use burn::tensor::Tensor;
 use photon_core::model::Model;
 
-use crate::parameters::ParameterPath;
+use crate::parameters::{ParameterPath, SeeParameters, see_parameters};
 
 /// Norms of gradients.
 #[derive(Clone, Debug, PartialEq)]
@@ -43,22 +43,13 @@ pub fn clip_global_norm(
 ) -> (GradientsParams, GradientNorms) {
     struct SquareSums<'a> {
         grads: &'a GradientsParams,
-        path: ParameterPath,
         stages: Vec<String>,
         sums: Vec<Tensor<1>>,
     }
-    impl ModuleVisitor for SquareSums<'_> {
-        fn enter_module(&mut self, name: &str, container_type: &str) {
-            self.path.enter(name, container_type);
-        }
-
-        fn exit_module(&mut self, _name: &str, container_type: &str) {
-            self.path.exit(container_type);
-        }
-
-        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+    impl SeeParameters for SquareSums<'_> {
+        fn see<const D: usize>(&mut self, path: &ParameterPath, param: &Param<Tensor<D>>) {
             if let Some(grad) = self.grads.get::<D>(param.id) {
-                self.stages.push(self.path.stage());
+                self.stages.push(path.stage());
                 self.sums.push(grad.square().sum());
             }
         }
@@ -75,9 +66,8 @@ pub fn clip_global_norm(
             }
         }
     }
-    let mut squares =
-        SquareSums { grads: &grads, path: ParameterPath::default(), stages: Vec::new(), sums: Vec::new() };
-    model.visit(&mut squares);
+    let mut squares = SquareSums { grads: &grads, stages: Vec::new(), sums: Vec::new() };
+    see_parameters(model, &mut squares);
     // One read of the device, not one for each tensor.
     let sums: Vec<f32> = Tensor::cat(squares.sums, 0).try_into_vec_as().expect("norms are f32");
     let norms = GradientNorms::of(squares.stages.into_iter().zip(sums), loss_scale);

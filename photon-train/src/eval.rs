@@ -30,8 +30,9 @@ pub struct Evaluation {
 
 /// Evaluates on at most `max_tokens` tokens, in rows of `seq_len` that start without context.
 ///
-/// Each rank looks at its share of the rows, and has the sums of all. Bytes are those of the tokens looked at. For a tokenizer that is not byte-level and a store not looked at whole,
-/// they are what each token decodes to alone, which can miss blanks.
+/// Each rank looks at its share of the rows, and has the sums of all. Bytes are those of the tokens looked at. For a
+/// tokenizer that is not byte-level and a store not looked at whole, they are what each token decodes to alone, which can
+/// miss blanks.
 pub fn evaluate(
     model: &Model,
     tokenizer: &Tokenizer,
@@ -42,9 +43,9 @@ pub fn evaluate(
 ) -> Evaluation {
     let n_slots = model.hierarchy().map_or(1, |config| config.levels[0].chunk_len);
     let ranks = replicas.ranks();
-    let mut windows = eval_windows(store, seq_len, max_tokens);
-    windows = windows.drain(ranks.share(windows.len())).collect();
-    let batches: Vec<Batch> = windows.chunks(EVAL_ROWS).map(|rows| Batch::read(store, rows, seq_len)).collect();
+    let windows = eval_windows(store, seq_len, max_tokens);
+    let own = &windows[ranks.share(windows.len())];
+    let batches: Vec<Batch> = own.chunks(EVAL_ROWS).map(|rows| Batch::read(store, rows, seq_len)).collect();
     let shares = replicas.map(model, &batches, |model, share| {
         share.iter().fold(vec![(0.0, 0); n_slots], |slots, batch| add(slots, slot_sums(model, batch, n_slots)))
     });

@@ -1,11 +1,11 @@
 //! How the weights or gradients of each stage are spread.
 
-use burn::module::{Module, ModuleVisitor, Param};
+use burn::module::Param;
 use burn::optim::GradientsParams;
 use burn::tensor::Tensor;
 use photon_core::model::Model;
 
-use crate::parameters::ParameterPath;
+use crate::parameters::{ParameterPath, SeeParameters, see_parameters};
 
 /// Buckets of a histogram.
 const N_BUCKETS: usize = 32;
@@ -69,7 +69,6 @@ pub enum Spread<'a> {
 pub fn stage_histograms(model: &Model, spread: Spread) -> Vec<(String, Histogram)> {
     struct Collect<'a> {
         spread: Spread<'a>,
-        path: ParameterPath,
         /// Of the stage that is under way.
         values: Vec<f32>,
         stage: String,
@@ -82,16 +81,8 @@ pub fn stage_histograms(model: &Model, spread: Spread) -> Vec<(String, Histogram
             self.found.extend(Histogram::of(&values).map(|histogram| (stage, histogram)));
         }
     }
-    impl ModuleVisitor for Collect<'_> {
-        fn enter_module(&mut self, name: &str, container_type: &str) {
-            self.path.enter(name, container_type);
-        }
-
-        fn exit_module(&mut self, _name: &str, container_type: &str) {
-            self.path.exit(container_type);
-        }
-
-        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+    impl SeeParameters for Collect<'_> {
+        fn see<const D: usize>(&mut self, path: &ParameterPath, param: &Param<Tensor<D>>) {
             let tensor = match self.spread {
                 Spread::Weights => param.val(),
                 Spread::Gradients(grads) => match grads.get::<D>(param.id) {
@@ -99,7 +90,7 @@ pub fn stage_histograms(model: &Model, spread: Spread) -> Vec<(String, Histogram
                     None => return,
                 },
             };
-            let stage = self.path.stage();
+            let stage = path.stage();
             if stage != self.stage {
                 self.finish_stage();
                 self.stage = stage;
@@ -107,9 +98,8 @@ pub fn stage_histograms(model: &Model, spread: Spread) -> Vec<(String, Histogram
             self.values.extend(tensor.try_into_vec_as::<f32>().expect("parameters are floats"));
         }
     }
-    let (path, found) = (ParameterPath::default(), Vec::new());
-    let mut collect = Collect { spread, path, values: Vec::new(), stage: String::new(), found };
-    model.visit(&mut collect);
+    let mut collect = Collect { spread, values: Vec::new(), stage: String::new(), found: Vec::new() };
+    see_parameters(model, &mut collect);
     collect.finish_stage();
     collect.found
 }

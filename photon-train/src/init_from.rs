@@ -12,7 +12,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
+use burn::module::{Module, ModuleMapper, Param};
 use burn::tensor::{Device, Tensor, TensorData};
 use photon_core::checkpoint::{Checkpoint, CheckpointError};
 use photon_core::config::{ModelConfig, StackSpec};
@@ -22,7 +22,7 @@ use photon_core::tokenizer::Tokenizer;
 use serde::Serialize;
 
 use crate::checkpoint::file_hash;
-use crate::parameters::ParameterPath;
+use crate::parameters::{ParameterPath, SeeParameters, see_parameters};
 use crate::parts::Place;
 
 /// Why nothing could be carried over.
@@ -118,11 +118,10 @@ pub fn carry_over(model: Model, folder: &Path, tokenizer: &Tokenizer) -> Result<
     let weights = folder.join("model.safetensors");
     let model_sha256 = file_hash(&weights).map_err(|source| InitFromError::Read { path: weights, source })?;
 
-    let mut tensors = Tensors { found: BTreeMap::new(), path: ParameterPath::default() };
-    source.model.visit(&mut tensors);
+    let tensors = tensors_of(&source.model);
     let mut carry = Carry {
         line_up: LineUp { source: source.model.config(), target: model.config() },
-        tensors: &tensors.found,
+        tensors: &tensors,
         path: ParameterPath::default(),
         n_carried: 0,
         used: BTreeSet::new(),
@@ -134,7 +133,7 @@ pub fn carry_over(model: Model, folder: &Path, tokenizer: &Tokenizer) -> Result<
     if parameters == 0 {
         return Err(InitFromError::Nothing { path: folder.into() });
     }
-    let unplaced = tensors.found.keys().filter(|name| !used.contains(*name)).cloned().collect();
+    let unplaced = tensors.keys().filter(|name| !used.contains(*name)).cloned().collect();
     Ok((model, Carried { folder: folder.into(), model_sha256, parameters, of_parameters, fresh, unplaced }))
 }
 
@@ -186,24 +185,17 @@ fn spec(config: &ModelConfig, stage: Stage) -> Option<StackSpec> {
     }
 }
 
-/// Reads every parameter.
-struct Tensors {
-    found: BTreeMap<String, TensorData>,
-    path: ParameterPath,
-}
-
-impl ModuleVisitor for Tensors {
-    fn enter_module(&mut self, name: &str, container_type: &str) {
-        self.path.enter(name, container_type);
+/// Every parameter by its name.
+fn tensors_of(model: &Model) -> BTreeMap<String, TensorData> {
+    struct Tensors(BTreeMap<String, TensorData>);
+    impl SeeParameters for Tensors {
+        fn see<const D: usize>(&mut self, path: &ParameterPath, param: &Param<Tensor<D>>) {
+            self.0.insert(path.to_string(), param.val().into_data());
+        }
     }
-
-    fn exit_module(&mut self, _name: &str, container_type: &str) {
-        self.path.exit(container_type);
-    }
-
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        self.found.insert(self.path.to_string(), param.val().into_data());
-    }
+    let mut tensors = Tensors(BTreeMap::new());
+    see_parameters(model, &mut tensors);
+    tensors.0
 }
 
 /// Puts them where they fit.
@@ -260,12 +252,6 @@ mod tests {
         config_file::parse_model(toml.parse().unwrap(), "test.toml".as_ref()).unwrap()
     }
 
-    fn tensors(model: &Model) -> BTreeMap<String, TensorData> {
-        let mut tensors = Tensors { found: BTreeMap::new(), path: ParameterPath::default() };
-        model.visit(&mut tensors);
-        tensors.found
-    }
-
     /// A new model of `target` from a saved one of `source`; also the source's tensors and the new model's fresh ones.
     fn carried(source: &str, target: &str) -> (BTreeMap<String, TensorData>, BTreeMap<String, TensorData>, Carried) {
         let folder = tempfile::tempdir().unwrap();
@@ -274,7 +260,7 @@ mod tests {
         checkpoint::save(folder.path(), &saved, &Tokenizer::bytes()).unwrap();
         let fresh = Model::new(&config(target), 2, &device.autodiff());
         let (model, carried) = carry_over(fresh.clone(), folder.path(), &Tokenizer::bytes()).unwrap();
-        let (source, before, after) = (tensors(&saved), tensors(&fresh), tensors(&model));
+        let (source, before, after) = (tensors_of(&saved), tensors_of(&fresh), tensors_of(&model));
         // Every parameter is either as it was or as in the source.
         for (name, data) in &after {
             match carried.fresh.contains(name) {

@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
+use burn::module::{Module, ModuleMapper, Param, ParamId};
 use burn::optim::{DynOptimizer, DynState, GradientsParams, StateSink, StateSource};
 use burn::tensor::{Tensor, TensorData};
 use photon_core::model::Model;
@@ -13,7 +13,7 @@ use photon_core::model::Model;
 use crate::adamw::OnePassAdamW;
 use crate::config::{OptimizerConfig, OptimizerKind};
 use crate::muon::HiddenMuon;
-use crate::parameters::ParameterPath;
+use crate::parameters::{ParameterPath, SeeParameters, see_parameters};
 use crate::parts::Place;
 
 /// Updates every parameter by the rule of its group, with a memory of earlier gradients for each.
@@ -51,14 +51,9 @@ pub struct OptimizerMemory {
 impl Optimizer {
     /// The rules of a config, laid out for a model: weight decay on matrices and none on vectors.
     pub fn new(config: &OptimizerConfig, model: &Model) -> Self {
-        let mut layout = Layout {
-            config,
-            n_levels: model.config().n_levels(),
-            rules: Vec::new(),
-            rule_of: HashMap::new(),
-            path: ParameterPath::default(),
-        };
-        model.visit(&mut layout);
+        let mut layout =
+            Layout { config, n_levels: model.config().n_levels(), rules: Vec::new(), rule_of: HashMap::new() };
+        see_parameters(model, &mut layout);
         Self { rules: layout.rules, rule_of: layout.rule_of, states: HashMap::new() }
     }
 
@@ -69,8 +64,8 @@ impl Optimizer {
 
     /// All that it remembers of the parameters of `model`.
     pub fn memory(&self, model: &Model) -> OptimizerMemory {
-        let mut reader = ReadMemory { optimizer: self, memory: OptimizerMemory::default(), path: Default::default() };
-        model.visit(&mut reader);
+        let mut reader = ReadMemory { optimizer: self, memory: OptimizerMemory::default() };
+        see_parameters(model, &mut reader);
         reader.memory
     }
 
@@ -86,15 +81,8 @@ impl Optimizer {
         unknown.extend(memory.counts.keys().map(|name| (name.clone(), Vec::new())));
         let mut source = StateSource::new(memory.counts.into_iter().map(|(name, n)| (name, n.into())).collect());
         memory.tensors.into_iter().for_each(|(name, data)| source.insert_tensor(name, data));
-        let mut writer = WriteMemory {
-            optimizer: self,
-            source,
-            unknown,
-            problems: Vec::new(),
-            states: HashMap::new(),
-            path: ParameterPath::default(),
-        };
-        model.visit(&mut writer);
+        let mut writer = WriteMemory { optimizer: self, source, unknown, problems: Vec::new(), states: HashMap::new() };
+        see_parameters(model, &mut writer);
         let WriteMemory { unknown, mut problems, states, .. } = writer;
         problems.extend(unknown.into_keys().map(|name| format!("{name} is nothing that the optimiser remembers")));
         if !problems.is_empty() {
@@ -115,7 +103,6 @@ struct Layout<'a> {
     n_levels: usize,
     rules: Vec<Rule>,
     rule_of: HashMap<ParamId, usize>,
-    path: ParameterPath,
 }
 
 impl Layout<'_> {
@@ -138,17 +125,9 @@ impl Layout<'_> {
     }
 }
 
-impl ModuleVisitor for Layout<'_> {
-    fn enter_module(&mut self, name: &str, container_type: &str) {
-        self.path.enter(name, container_type);
-    }
-
-    fn exit_module(&mut self, _name: &str, container_type: &str) {
-        self.path.exit(container_type);
-    }
-
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        let name = self.path.to_string();
+impl SeeParameters for Layout<'_> {
+    fn see<const D: usize>(&mut self, path: &ParameterPath, param: &Param<Tensor<D>>) {
+        let name = path.to_string();
         let place = Place::of(&name).unwrap_or_else(|| panic!("{name} stands in no known place of a model"));
         let key = self.key(place, D);
         let known = self.rules.iter().position(|rule| rule.key == key);
@@ -222,21 +201,12 @@ impl ModuleMapper for Step<'_> {
 struct ReadMemory<'a> {
     optimizer: &'a Optimizer,
     memory: OptimizerMemory,
-    path: ParameterPath,
 }
 
-impl ModuleVisitor for ReadMemory<'_> {
-    fn enter_module(&mut self, name: &str, container_type: &str) {
-        self.path.enter(name, container_type);
-    }
-
-    fn exit_module(&mut self, _name: &str, container_type: &str) {
-        self.path.exit(container_type);
-    }
-
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+impl SeeParameters for ReadMemory<'_> {
+    fn see<const D: usize>(&mut self, path: &ParameterPath, param: &Param<Tensor<D>>) {
         let Some(state) = self.optimizer.states.get(&param.id) else { return };
-        let path = self.path.to_string();
+        let path = path.to_string();
         let mut sink = StateSink::default();
         self.optimizer.rule(param.id).optimizer.state_flatten(&path, state, &mut sink);
         self.memory.tensors.extend(sink.tensors);
@@ -252,20 +222,11 @@ struct WriteMemory<'a> {
     unknown: BTreeMap<String, Vec<usize>>,
     problems: Vec<String>,
     states: HashMap<ParamId, DynState>,
-    path: ParameterPath,
 }
 
-impl ModuleVisitor for WriteMemory<'_> {
-    fn enter_module(&mut self, name: &str, container_type: &str) {
-        self.path.enter(name, container_type);
-    }
-
-    fn exit_module(&mut self, _name: &str, container_type: &str) {
-        self.path.exit(container_type);
-    }
-
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        let (path, tensor) = (self.path.to_string(), param.val());
+impl SeeParameters for WriteMemory<'_> {
+    fn see<const D: usize>(&mut self, path: &ParameterPath, param: &Param<Tensor<D>>) {
+        let (path, tensor) = (path.to_string(), param.val());
         let rule = &self.optimizer.rule(param.id).optimizer;
         let Some(state) = rule.state_unflatten(D, &path, &mut self.source, &tensor.clone().inner().device()) else {
             return;
@@ -291,6 +252,7 @@ impl ModuleVisitor for WriteMemory<'_> {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
+    use burn::module::ModuleVisitor;
     use burn::tensor::Device;
     use photon_core::config_file;
 
@@ -342,8 +304,7 @@ pub(crate) mod tests {
             model.visit(&mut values);
             values.0
         };
-        let mut names = Vec::new();
-        crate::parameters::visit_parameters(&model, |name, _| names.push(name.to_owned()));
+        let names = crate::parameters::parameter_names(&model);
         let changes = values(&model).into_iter().zip(values(&moved)).map(|(before, after)| {
             let largest = before.iter().zip(&after).map(|(before, after)| (before - after).abs()).fold(0.0, f32::max);
             (largest * 1e4).round() / 1e4

@@ -63,13 +63,19 @@ pub fn fingerprint(model: &Model) -> Vec<u8> {
     hash.0.finalize().to_vec()
 }
 
-/// Calls `see` with the name and the shape of every parameter, in the order of the model.
-pub fn visit_parameters(model: &Model, see: impl FnMut(&str, &[usize])) {
-    struct Visit<F> {
-        see: F,
+/// Something that looks at parameters and at where they stand.
+pub(crate) trait SeeParameters {
+    /// Looks at one.
+    fn see<const D: usize>(&mut self, path: &ParameterPath, param: &Param<Tensor<D>>);
+}
+
+/// Shows every parameter, in the order of the model.
+pub(crate) fn see_parameters(model: &Model, seer: &mut impl SeeParameters) {
+    struct Walk<'a, S> {
+        seer: &'a mut S,
         path: ParameterPath,
     }
-    impl<F: FnMut(&str, &[usize])> ModuleVisitor for Visit<F> {
+    impl<S: SeeParameters> ModuleVisitor for Walk<'_, S> {
         fn enter_module(&mut self, name: &str, container_type: &str) {
             self.path.enter(name, container_type);
         }
@@ -79,34 +85,39 @@ pub fn visit_parameters(model: &Model, see: impl FnMut(&str, &[usize])) {
         }
 
         fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-            (self.see)(&self.path.to_string(), &param.dims());
+            self.seer.see(&self.path, param);
         }
     }
-    model.visit(&mut Visit { see, path: ParameterPath::default() });
+    model.visit(&mut Walk { seer, path: ParameterPath::default() });
+}
+
+/// Names of all parameters, in the order of the model.
+#[cfg(test)]
+pub(crate) fn parameter_names(model: &Model) -> Vec<String> {
+    struct Names(Vec<String>);
+    impl SeeParameters for Names {
+        fn see<const D: usize>(&mut self, path: &ParameterPath, _: &Param<Tensor<D>>) {
+            self.0.push(path.to_string());
+        }
+    }
+    let mut names = Names(Vec::new());
+    see_parameters(model, &mut names);
+    names.0
 }
 
 /// Parts of the model, such as `encoders.0` or `head`, with a gradient that is not finite.
 pub fn parts_with_bad_gradients(model: &Model, grads: &GradientsParams) -> Vec<String> {
     struct Search<'a> {
         grads: &'a GradientsParams,
-        path: ParameterPath,
         parts: Vec<String>,
     }
-    impl ModuleVisitor for Search<'_> {
-        fn enter_module(&mut self, name: &str, container_type: &str) {
-            self.path.enter(name, container_type);
-        }
-
-        fn exit_module(&mut self, _name: &str, container_type: &str) {
-            self.path.exit(container_type);
-        }
-
-        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+    impl SeeParameters for Search<'_> {
+        fn see<const D: usize>(&mut self, path: &ParameterPath, param: &Param<Tensor<D>>) {
             let Some(grad) = self.grads.get::<D>(param.id) else { return };
             if grad.square().sum().into_scalar::<f32>().is_finite() {
                 return;
             }
-            let part = match self.path.0.as_slice() {
+            let part = match path.0.as_slice() {
                 [list, index, ..] if index.parse::<usize>().is_ok() => format!("{list}.{index}"),
                 [part, ..] => part.clone(),
                 [] => return,
@@ -116,7 +127,7 @@ pub fn parts_with_bad_gradients(model: &Model, grads: &GradientsParams) -> Vec<S
             }
         }
     }
-    let mut search = Search { grads, path: ParameterPath::default(), parts: Vec::new() };
-    model.visit(&mut search);
+    let mut search = Search { grads, parts: Vec::new() };
+    see_parameters(model, &mut search);
     search.parts
 }

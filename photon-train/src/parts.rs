@@ -168,7 +168,7 @@ impl<'de> Deserialize<'de> for Part {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use crate::parameters::visit_parameters;
+    use crate::parameters::parameter_names;
     use burn::tensor::Device;
     use photon_core::config_file;
     use photon_core::model::Model;
@@ -190,10 +190,9 @@ pub(crate) mod tests {
     fn every_parameter_has_a_place_and_every_place_a_parameter() {
         for n_levels in [0, 1, 3] {
             let config = model_config(n_levels);
-            let mut found = Vec::new();
-            visit_parameters(&Model::new(&config, 0, &Device::flex()), |name, _| {
-                found.push(Place::of(name).unwrap_or_else(|| panic!("{name} has no place")));
-            });
+            let names = parameter_names(&Model::new(&config, 0, &Device::flex()));
+            let place = |name: &String| Place::of(name).unwrap_or_else(|| panic!("{name} has no place"));
+            let found: Vec<Place> = names.iter().map(place).collect();
             let places = Place::all_of(&config);
             assert!(places.iter().all(|place| found.contains(place)), "{places:?}\n{found:?}");
             assert!(found.iter().all(|place| places.contains(place)), "{places:?}\n{found:?}");

@@ -64,7 +64,7 @@ impl Job {
 
     /// The step of the newest checkpoint, every file of which has been checked.
     fn newest_step(&self) -> u64 {
-        let (found, damaged) = Checkpoints::new(self.out().join("checkpoints")).newest_whole().unwrap();
+        let (found, damaged) = Checkpoints::of_run(&self.out()).newest_whole().unwrap();
         assert!(damaged.is_empty(), "{damaged:?}");
         found.map_or(0, |found| found.state.step)
     }

@@ -43,7 +43,7 @@ fn whole(overrides: &[&str]) -> Run {
 
 /// Where a run stands, without the names of its event files, in which there is a time.
 fn state_of(run: &Run) -> TrainState {
-    let mut state = Checkpoints::new(run.out().join("checkpoints")).newest_whole().unwrap().0.unwrap().state;
+    let mut state = Checkpoints::of_run(&run.out()).newest_whole().unwrap().0.unwrap().state;
     state.files.clear();
     state
 }

@@ -51,8 +51,8 @@ impl fmt::Display for Difference {
 
 /// What keeps a run from going on with `config` and what it was read with.
 ///
-/// `steps` may rise. What decides no number may change: which checkpoints and histograms are kept, where texts and tokenizer lie (they
-/// themselves are told by their fingerprints), and the guards, which a run that they ended needs changed.
+/// `steps` may rise. What decides no number may change: which checkpoints and histograms are kept, where texts and
+/// tokenizer lie (they themselves are told by their fingerprints), and the guards, which a run that they ended needs changed.
 pub fn differences(was: &Table, was_with: &MadeWith, config: &RunConfig, now_with: &MadeWith) -> Vec<Difference> {
     let now: Table = config.to_toml().parse().expect("a config was just written");
     let (was_values, now_values) = (flat(was), flat(&now));

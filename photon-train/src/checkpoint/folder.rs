@@ -73,14 +73,9 @@ impl std::fmt::Display for Damaged {
 }
 
 impl Checkpoints {
-    /// Those in `path`, which need not be there.
-    pub fn new(path: PathBuf) -> Self {
-        Self { path }
-    }
-
-    /// Those of the run in `folder`.
+    /// Those of the run in `folder`, which need not be there.
     pub fn of_run(folder: &Path) -> Self {
-        Self::new(folder.join(CHECKPOINTS))
+        Self { path: folder.join(CHECKPOINTS) }
     }
 
     /// Writes a checkpoint and makes it `last`, and `best` if it is. Earlier ones stay as they are.

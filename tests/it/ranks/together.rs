@@ -130,7 +130,7 @@ fn a_process_that_dies_ends_all_and_the_run_goes_on_from_its_checkpoint() {
         assert!(!output.status.success());
         assert_says(&stderr_of(&output), &["exited on signal 9"]);
 
-        let (found, damaged) = Checkpoints::new(job.out().join("checkpoints")).newest_whole().unwrap();
+        let (found, damaged) = Checkpoints::of_run(&job.out()).newest_whole().unwrap();
         assert!(damaged.is_empty() && found.unwrap().state.step >= 10, "{damaged:?}");
         job.run(&["--resume"]);
         let metrics = |job: &Job| -> Vec<Value> { job.lines().iter().map(|line| without_machine(line)).collect() };
