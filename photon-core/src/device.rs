@@ -33,15 +33,15 @@ pub enum DeviceError {
         /// Name of the device and of the cargo feature.
         name: &'static str,
     },
-    /// Each of several processes takes a device of its own.
+    /// Each of those that work together takes a device of its own.
     #[error(
-        "process {process} of this machine finds {found} {name} devices: start {found} processes, or use --device cpu"
+        "rank {index} of this machine finds {found} {name} devices: let {found} work together, or use --device cpu"
     )]
     TooFew {
         /// Name of the device.
         name: &'static str,
-        /// Which process, counted from 0.
-        process: usize,
+        /// Which of them, counted from 0.
+        index: usize,
         /// Devices that are there.
         found: usize,
     },
@@ -111,22 +111,22 @@ impl DeviceChoice {
         self.open_on(0)
     }
 
-    /// Opens the device for one of several processes of this machine, counted from 0: each takes a graphics card of its
-    /// own.
+    /// Opens the device for one of several that work together on this machine, counted from 0: each takes a graphics card
+    /// of its own.
     ///
     /// # Errors
     ///
     /// An explicit choice that this build or this machine does not have, or not for so many.
-    pub fn open_on(self, process: usize) -> Result<OpenDevice, DeviceError> {
+    pub fn open_on(self, index: usize) -> Result<OpenDevice, DeviceError> {
         match self {
-            Self::Auto => match cuda(process).or_else(|_| wgpu(Adapters::Hardware, process)) {
-                // The first process has a card: on a slower device this one would hold it up.
+            Self::Auto => match cuda(index).or_else(|_| wgpu(Adapters::Hardware, index)) {
+                // The first has a card: on a slower device this one would hold it up.
                 Err(error @ DeviceError::TooFew { .. }) => Err(error),
                 found => Ok(found.unwrap_or_else(|_| cpu())),
             },
             Self::Cpu => Ok(cpu()),
-            Self::Cuda => cuda(process),
-            Self::Wgpu => wgpu(Adapters::Any, process),
+            Self::Cuda => cuda(index),
+            Self::Wgpu => wgpu(Adapters::Any, index),
         }
     }
 }
@@ -145,10 +145,10 @@ fn cpu() -> OpenDevice {
 }
 
 #[cfg(feature = "cuda")]
-fn cuda(process: usize) -> Result<OpenDevice, DeviceError> {
+fn cuda(index: usize) -> Result<OpenDevice, DeviceError> {
     use burn::tensor::DeviceType;
     // Enumerating asks the driver; opening a device that is not there would panic on a worker thread.
-    choose(Device::enumerate(DeviceType::Cuda).into_vec(), process, "cuda", "an NVIDIA driver")
+    choose(Device::enumerate(DeviceType::Cuda).into_vec(), index, "cuda", "an NVIDIA driver")
 }
 
 #[cfg(not(feature = "cuda"))]
@@ -157,12 +157,12 @@ fn cuda(_: usize) -> Result<OpenDevice, DeviceError> {
 }
 
 #[cfg(feature = "wgpu")]
-fn wgpu(adapters: Adapters, process: usize) -> Result<OpenDevice, DeviceError> {
+fn wgpu(adapters: Adapters, index: usize) -> Result<OpenDevice, DeviceError> {
     use burn::tensor::{DeviceKind, DeviceType};
     let mut found = Device::enumerate(DeviceType::Wgpu).into_vec();
     let is_software = |device: &Device| *device == Device::wgpu(DeviceKind::Cpu);
     found.retain(|device| adapters == Adapters::Any || !is_software(device));
-    choose(found, process, "wgpu", "a Vulkan, Metal or DirectX driver")
+    choose(found, index, "wgpu", "a Vulkan, Metal or DirectX driver")
 }
 
 #[cfg(not(feature = "wgpu"))]
@@ -170,19 +170,19 @@ fn wgpu(_: Adapters, _: usize) -> Result<OpenDevice, DeviceError> {
     Err(DeviceError::NotBuilt { name: "wgpu" })
 }
 
-/// The device of one of several processes.
+/// The device of one of those that work together.
 #[cfg(any(feature = "cuda", feature = "wgpu"))]
 fn choose(
     devices: Vec<Device>,
-    process: usize,
+    index: usize,
     name: &'static str,
     needs: &'static str,
 ) -> Result<OpenDevice, DeviceError> {
     let found = devices.len();
-    match devices.into_iter().nth(process) {
+    match devices.into_iter().nth(index) {
         Some(device) => Ok(OpenDevice { device, name }),
         None if found == 0 => Err(DeviceError::NotFound { name, needs }),
-        None => Err(DeviceError::TooFew { name, process, found }),
+        None => Err(DeviceError::TooFew { name, index, found }),
     }
 }
 

@@ -1,41 +1,46 @@
-//! The processes of a run, which `mpirun` starts side by side on one machine or on several.
+//! Those that work on a run together: processes, which `mpirun` starts side by side on one machine or on several, or the
+//! threads of one program, one for each graphics card.
 //!
 //! Every rank holds the whole model, reads its share of the rows of each update, and takes the same decisions from the
-//! same sums. The first alone writes. Sums over ranks are those of the message-passing library; here is only what the
-//! run asks of it.
+//! same sums. The first alone writes. Sums over processes are those of the message-passing library, sums over cards
+//! Burn's; here is only what the run asks of them.
 
 #[cfg(feature = "mpi")]
 mod mpi;
+mod threads;
 
 use std::env;
 use std::ops::Range;
 
+use burn::tensor::{Tensor, TensorData};
 use sha2::{Digest, Sha256};
 
-/// The processes that work on one run, seen from one of them.
+pub use self::threads::{Team, check_sums};
+
+/// Those that work on one run, seen from one of them.
 pub struct Ranks {
     rank: usize,
     n_ranks: usize,
-    /// Place among the processes of this machine.
+    /// Place among those of this machine.
     local_rank: usize,
     engine: Option<Box<dyn Engine>>,
 }
 
-/// What carries sums from process to process. All ranks make the same calls in the same order.
+/// What carries sums from rank to rank. All ranks make the same calls in the same order.
 trait Engine {
     /// Adds up, place by place, what the ranks hold; all of them have the sums then.
     fn sum(&self, values: &mut [f64]);
-    /// The same.
-    fn sum_f32(&self, values: &mut [f32]);
+    /// The same of a tensor on the device of each rank.
+    fn sum_tensor(&self, values: Tensor<1>) -> Tensor<1>;
     /// Gives all ranks what the first holds.
     fn broadcast_first(&self, bytes: &mut [u8]);
-    /// Ends the processes of all ranks, without waiting for any.
+    /// Ends all ranks, without waiting for any.
     fn abort(&self) -> !;
     /// Takes leave of the other ranks, who must do so too.
     fn finish(&self);
 }
 
-/// Why processes cannot work on one run.
+/// Why ranks cannot work on one run.
 #[derive(Debug, thiserror::Error)]
 pub enum RanksError {
     /// The program can be one of several, but was built to be alone.
@@ -47,12 +52,21 @@ pub enum RanksError {
     /// The message-passing library does not start.
     #[error("MPI does not start: {0}")]
     Start(String),
+    /// The cards cannot add up.
+    #[error(
+        "Burn's sums over several devices do not work here ({0}): is NCCL (libnccl.so.2) installed? Otherwise start \
+         a process for each with mpirun, or leave --devices out"
+    )]
+    Collective(String),
     /// There is less to do than there are to do it.
-    #[error("batch_size = {batch_size} is less than the {n_ranks} processes: each works on whole rows; start fewer")]
+    #[error(
+        "batch_size = {batch_size} is less than the {n_ranks} processes or devices: each works on whole rows; start \
+         fewer"
+    )]
     TooMany {
         /// Rows of an update.
         batch_size: usize,
-        /// Processes.
+        /// Processes or devices.
         n_ranks: usize,
     },
     /// What must be the same everywhere is not.
@@ -137,10 +151,11 @@ impl Ranks {
         }
     }
 
-    /// Adds up what the ranks hold, place by place.
-    pub fn sum_f32(&self, values: &mut [f32]) {
-        if let Some(engine) = &self.engine {
-            engine.sum_f32(values);
+    /// Adds up what the ranks hold, each on its device.
+    pub fn sum_tensor(&self, values: Tensor<1>) -> Tensor<1> {
+        match &self.engine {
+            Some(engine) => engine.sum_tensor(values),
+            None => values,
         }
     }
 
@@ -193,6 +208,15 @@ impl Ranks {
             engine.finish();
         }
     }
+}
+
+/// Sums of tensors by an engine that sums numbers: one read of the device and one write.
+fn through_host(values: Tensor<1>, sum: impl FnOnce(&mut [f32])) -> Tensor<1> {
+    let device = values.device();
+    let mut values: Vec<f32> = values.try_into_vec_as().expect("gradients are f32");
+    sum(&mut values);
+    let n = values.len();
+    Tensor::from_data(TensorData::new(values, [n]), &device)
 }
 
 fn number(name: &str) -> Option<usize> {

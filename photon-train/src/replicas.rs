@@ -158,13 +158,8 @@ fn sum_over_ranks(ranks: &Ranks, model: &Model, own: BatchGradients) -> BatchGra
     ranks.sum(&mut losses);
     let mut flat = Flat { grads: &own.grads, tensors: Vec::new() };
     model.visit(&mut flat);
-    // One read of the device and one write, not one for each tensor.
-    let flat = Tensor::cat(flat.tensors, 0);
-    let device = flat.device();
-    let mut values: Vec<f32> = flat.try_into_vec_as().expect("gradients are f32");
-    ranks.sum_f32(&mut values);
-    let n = values.len();
-    let values = Tensor::from_data(TensorData::new(values, [n]), &device);
+    // One sum, not one for each tensor.
+    let values = ranks.sum_tensor(Tensor::cat(flat.tensors, 0));
     let mut apart = Apart { grads: &own.grads, values, taken: 0, summed: GradientsParams::new() };
     model.visit(&mut apart);
     let [cross_entropy_nats, reconstruction, z] = losses;

@@ -4,11 +4,12 @@ use std::path::PathBuf;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use burn::tensor::Device;
 use photon_core::device::DeviceChoice;
 use photon_core::tokenizer::Tokenizer;
 use photon_train::config::RunConfig;
 use photon_train::data::{Prepared, prepare};
-use photon_train::ranks::Ranks;
+use photon_train::ranks::{Ranks, Team, check_sums};
 use photon_train::record::Existing;
 use photon_train::report::{EvalReport, Observer, Outcome, StepReport};
 use photon_train::trainer::{RunPlace, TrainError, train};
@@ -62,6 +63,23 @@ impl Run {
         train(config, &Tokenizer::bytes(), self.data_of(config), &device, place)
     }
 
+    /// Trains on several threads, or goes on so, to the end or until after `stop_after`; sums go through the host.
+    pub(crate) fn train_together(&self, n_threads: usize, stop_after: Option<u64>) -> Outcome {
+        let stop = AtomicBool::new(false);
+        // One thread tokenises; the others find the tokens.
+        self.data();
+        let work = |ranks: &Rc<Ranks>| {
+            let device = DeviceChoice::Cpu.open().unwrap();
+            check_sums(ranks, &device.device)?;
+            let step = stop_after.filter(|_| ranks.is_first()).unwrap_or(u64::MAX);
+            let observer = &mut StopsAfter { step, stop: &stop, notices: Vec::new() };
+            let (folder, existing) = (&self.out(), Existing::Resume);
+            let place = RunPlace { folder, existing, accept: &[], stop: &stop, observer, peak: None, ranks };
+            train(&self.config, &Tokenizer::bytes(), self.data(), &device, place)
+        };
+        Team::new(vec![Device::flex(); n_threads], false).work(work, |rank, error| eprintln!("rank {rank}: {error}"))
+    }
+
     pub(crate) fn train(&self) -> Result<Outcome, TrainError> {
         self.train_watched(&AtomicBool::new(false), &mut Unwatched)
     }
@@ -103,6 +121,20 @@ pub(crate) fn without_machine(line: &str) -> Value {
         value.as_object_mut().unwrap().remove(name);
     }
     value
+}
+
+/// The same steps and evaluations, to within what another order of sums makes of them.
+pub(crate) fn assert_same_curve(found: &[Value], expected: &[Value], who: &str) {
+    assert_eq!(found.len(), expected.len(), "each step is written once");
+    for (found, expected) in found.iter().zip(expected) {
+        assert_eq!((&found["kind"], &found["step"]), (&expected["kind"], &expected["step"]));
+        let loss_nats = |line: &Value| match line["kind"] == "step" {
+            true => number(line, "loss_nats"),
+            false => number(&line["held_out"], "nats_per_token"),
+        };
+        let (found, expected) = (loss_nats(found), loss_nats(expected));
+        assert!((found - expected).abs() <= 1e-5, "{who}: {found} nats, alone {expected}");
+    }
 }
 
 pub(crate) fn number(line: &Value, key: &str) -> f64 {

@@ -15,7 +15,7 @@ use photon_train::config::RunConfig;
 use photon_train::data::{Prepared, Progress, prepare};
 use photon_train::peak::Peak;
 use photon_train::plot::RunMetrics;
-use photon_train::ranks::Ranks;
+use photon_train::ranks::{Ranks, Team, check_sums};
 use photon_train::record::{Existing, check_free};
 use photon_train::report::{EvalReport, Observer, Outcome, StepReport};
 use photon_train::trainer::{RunPlace, check_vocabulary, train};
@@ -33,6 +33,8 @@ Examples:
   photon-train run configs/train/quickstart.toml --out runs/a --resume --set steps=2400
   # Two processes on one run, here or on two machines (built with `--features photon-train/mpi`).
   mpirun -n 2 photon-train run configs/train/quickstart.toml --out runs/a
+  # Four CUDA cards of this machine on one run, whose sums are NCCL's.
+  photon-train run configs/train/quickstart.toml --out runs/a --device cuda --devices 4
   # Lines in place of the dashboard, on a terminal too.
   photon-train run configs/train/quickstart.toml --display plain --log-every-steps 100
 
@@ -50,6 +52,9 @@ pub(super) struct RunArgs {
     /// auto, cpu, cuda or wgpu.
     #[arg(long, default_value = "auto")]
     device: DeviceChoice,
+    /// CUDA cards of this machine that share the rows of each update.
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..))]
+    devices: u8,
     /// The run folder. Without it runs/NAME after the config's file name.
     #[arg(long)]
     out: Option<PathBuf>,
@@ -77,15 +82,18 @@ pub(super) struct RunArgs {
 
 pub(super) fn run(args: RunArgs) -> Result<()> {
     let ranks = Rc::new(Ranks::join()?);
-    let config = RunConfig::load(&args.config, &args.set);
-    let (config, out, outcome) = match config.map_err(Into::into).and_then(|config| train_on(&ranks, config, &args)) {
-        Ok(done) => done,
-        Err(error) if ranks.n_ranks() > 1 => {
-            log(format!("error: rank {}: {}", ranks.rank(), error_text(&*error)));
-            ranks.abort();
-            return Err(error);
-        }
-        Err(error) => return Err(error),
+    let stop = stop_on_interrupt(ranks.is_first())?;
+    let (config, out, outcome) = match args.devices {
+        1 => match train_on(&ranks, &args, &stop) {
+            Ok(done) => done,
+            Err(error) if ranks.n_ranks() > 1 => {
+                log_failure(ranks.rank(), &error);
+                ranks.abort();
+                return Err(error);
+            }
+            Err(error) => return Err(error),
+        },
+        _ => train_on_cards(&ranks, &args, &stop)?,
     };
     ranks.finish();
     if !ranks.is_first() {
@@ -112,8 +120,31 @@ pub(super) fn run(args: RunArgs) -> Result<()> {
     ))
 }
 
+/// A thread of this program for each card.
+fn train_on_cards(alone: &Ranks, args: &RunArgs, stop: &Arc<AtomicBool>) -> Result<(RunConfig, PathBuf, Outcome)> {
+    ensure!(alone.n_ranks() == 1, "mpirun starts a process for each card: leave --devices out");
+    let open = (0..args.devices.into()).map(|index| args.device.open_on(index));
+    let cards = open.collect::<Result<Vec<_>, _>>()?;
+    ensure!(
+        cards.iter().all(|card| card.name == "cuda"),
+        "--devices {} takes CUDA cards, whose sums are NCCL's, and this is {}: the cores of a CPU work together anyway \
+         (`replicas`), and mpirun starts a process for each device of any kind",
+        args.devices,
+        cards[0].name,
+    );
+    let team = Team::new(cards.into_iter().map(|card| card.device).collect(), true);
+    Ok(team.work(|ranks| train_on(ranks, args, stop), |rank, error| log_failure(rank, &error)))
+}
+
+/// Says which rank ends the run of all, on a terminal that shows it.
+fn log_failure(rank: usize, error: &anyhow::Error) {
+    terminal::give_back();
+    log(format!("error: rank {rank}: {}", error_text(&**error)));
+}
+
 /// The work of one rank; the first alone shows it.
-fn train_on(ranks: &Rc<Ranks>, config: RunConfig, args: &RunArgs) -> Result<(RunConfig, PathBuf, Outcome)> {
+fn train_on(ranks: &Rc<Ranks>, args: &RunArgs, stop: &Arc<AtomicBool>) -> Result<(RunConfig, PathBuf, Outcome)> {
+    let config = RunConfig::load(&args.config, &args.set)?;
     let out = match &args.out {
         Some(out) => out.clone(),
         None => Path::new("runs").join(args.config.file_stem().context("the config has no file name")?),
@@ -134,18 +165,21 @@ fn train_on(ranks: &Rc<Ranks>, config: RunConfig, args: &RunArgs) -> Result<(Run
     check_vocabulary(&config, &tokenizer)?;
     let device = args.device.open_on(ranks.local_rank())?;
     config.train.precision.check(&config.model, &device.device, device.name)?;
-    let stop = stop_on_interrupt(ranks.is_first())?;
+    check_sums(ranks, &device.device)?;
     // Beside the runs, so that the next run on the same text finds the tokens.
     let cache = out.parent().unwrap_or(Path::new("")).join(".tokens");
     let data = prepare_in_turn(ranks, &config, &tokenizer, &cache)?;
-    let place =
-        |observer, peak| RunPlace { folder: &out, existing, accept: &args.accept, stop: &stop, observer, peak, ranks };
+    let place = |observer, peak| RunPlace { folder: &out, existing, accept: &args.accept, stop, observer, peak, ranks };
     if !ranks.is_first() {
         let outcome = train(&config, &tokenizer, data, &device, place(&mut Unseen, None))?;
         return Ok((config, out, outcome));
     }
     log(&data.report);
-    let among = if ranks.n_ranks() > 1 { format!("; processes: {}", ranks.n_ranks()) } else { String::new() };
+    let among = if ranks.n_ranks() > 1 {
+        format!("; {}: {}", if args.devices > 1 { "cards" } else { "processes" }, ranks.n_ranks())
+    } else {
+        String::new()
+    };
     log(format!("device: {}; run folder: {}{among}", device.name, out.display()));
     let peak = match args.peak_tflops {
         Some(tflops) => Peak::given(tflops * 1e12),
@@ -188,6 +222,9 @@ fn resume_command(args: &RunArgs, out: &Path, n_ranks: usize) -> String {
     words.extend(set.iter().flat_map(|key_value| ["--set".to_owned(), key_value.clone()]));
     if *device != DeviceChoice::Auto {
         words.extend(["--device".to_owned(), device.to_string()]);
+    }
+    if args.devices > 1 {
+        words.extend(["--devices".to_owned(), args.devices.to_string()]);
     }
     let words: Vec<String> = words.iter().map(|word| shell_word(word)).collect();
     let together = if n_ranks > 1 { format!("mpirun -n {n_ranks} ") } else { String::new() };

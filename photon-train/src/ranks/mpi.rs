@@ -3,6 +3,7 @@
 use std::cell::RefCell;
 use std::mem;
 
+use burn::tensor::Tensor;
 use mpi::Threading;
 use mpi::collective::SystemOperation;
 use mpi::datatype::Equivalence;
@@ -10,7 +11,7 @@ use mpi::environment::Universe;
 use mpi::topology::SimpleCommunicator;
 use mpi::traits::{Communicator, CommunicatorCollectives, Root};
 
-use super::Engine;
+use super::{Engine, through_host};
 
 /// Values of one message: MPI counts in 32 bits, and the room for the sums is as large.
 const PIECE: usize = 1 << 24;
@@ -49,8 +50,8 @@ impl Engine for Mpi {
         self.sum_all(values);
     }
 
-    fn sum_f32(&self, values: &mut [f32]) {
-        self.sum_all(values);
+    fn sum_tensor(&self, values: Tensor<1>) -> Tensor<1> {
+        through_host(values, |values| self.sum_all(values))
     }
 
     fn broadcast_first(&self, bytes: &mut [u8]) {

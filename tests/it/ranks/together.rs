@@ -11,7 +11,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::programs::{assert_says, path_of, repository, set, write_tiny_run};
-use crate::runs::{number, without_machine};
+use crate::runs::{assert_same_curve, without_machine};
 use crate::weights::Weights;
 
 /// Steps of a run.
@@ -97,17 +97,7 @@ fn two_and_three_processes_learn_what_one_does() {
         let job = Job::new(n_ranks);
         job.run(&[]);
         let found = job.metrics();
-        assert_eq!(found.len(), expected.len(), "each step is written once");
-        for (found, expected) in found.iter().zip(&expected) {
-            assert_eq!((&found["kind"], &found["step"]), (&expected["kind"], &expected["step"]));
-            let (found, expected) = match found["kind"] == "step" {
-                true => (number(found, "loss_nats"), number(expected, "loss_nats")),
-                false => {
-                    (number(&found["held_out"], "nats_per_token"), number(&expected["held_out"], "nats_per_token"))
-                }
-            };
-            assert!((found - expected).abs() <= 1e-5, "{n_ranks} processes: {found} nats, alone {expected}");
-        }
+        assert_same_curve(&found, &expected, &format!("{n_ranks} processes"));
         let sample = |job: &Job| fs::read(job.out().join("samples.txt")).unwrap();
         assert_eq!(sample(&job).len(), sample(&alone).len());
     }
