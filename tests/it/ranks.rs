@@ -11,7 +11,7 @@ use burn::tensor::Device;
 use photon_train::ranks::{Ranks, Team};
 
 use crate::programs::{assert_says, complaint_of, photon_train, write_tiny_run};
-use crate::runs::{Run, assert_same_curve};
+use crate::runs::{Run, assert_same_curve, tell};
 use crate::weights::Weights;
 
 #[test]
@@ -44,7 +44,7 @@ fn a_thread_that_fails_or_panics_ends_all() {
                 Ok(())
             }
         };
-        Team::new(vec![Device::flex(); 3], false).work(work, |rank, error| eprintln!("rank {rank}: {error}"));
+        Team::new(vec![Device::flex(); 3], false).work(work, |rank, error| tell(rank, &error));
         unreachable!("the first waits for ever");
     }
     for (ending, told) in [("error", "rank 1: memory is full"), ("panic", "memory is full")] {

@@ -1,5 +1,6 @@
 //! Runs of a tiny model through the library.
 
+use std::fmt::Display;
 use std::path::PathBuf;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -77,7 +78,7 @@ impl Run {
             let place = RunPlace { folder, existing, accept: &[], stop: &stop, observer, peak: None, ranks };
             train(&self.config, &Tokenizer::bytes(), self.data(), &device, place)
         };
-        Team::new(vec![Device::flex(); n_threads], false).work(work, |rank, error| eprintln!("rank {rank}: {error}"))
+        Team::new(vec![Device::flex(); n_threads], false).work(work, |rank, error| tell(rank, &error))
     }
 
     pub(crate) fn train(&self) -> Result<Outcome, TrainError> {
@@ -112,6 +113,12 @@ impl Run {
     pub(crate) fn losses_nats(&self) -> Vec<f64> {
         self.metrics().iter().filter(|line| line["kind"] == "step").map(|line| number(line, "loss_nats")).collect()
     }
+}
+
+/// What a thread says that ends the program.
+#[expect(clippy::print_stderr, reason = "nobody catches what a test says that ends its program")]
+pub(crate) fn tell(rank: usize, error: &dyn Display) {
+    eprintln!("rank {rank}: {error}");
 }
 
 /// A line of metrics without what the machine decides: how long it took and how much memory.
