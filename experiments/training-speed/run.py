@@ -1,13 +1,13 @@
 """Training speed and memory of photon and flat, here and in PyTorch, taking turns on one machine.
 
     cargo build --release && cargo build --release --example logits
-    python experiments/training-speed/run.py --threads 2          # speed, memory, growth; writes results.json
+    python experiments/training-speed/run.py --threads 2          # speed and growth; writes speed.json and growth.json
     python experiments/training-speed/run.py --check CHECKPOINT   # do both sides give the same logits?
     python experiments/training-speed/run.py --cpu-time           # CPU time of a step, for a machine that is shared
 
-Needs Linux, Python 3.11 and torch 2.5 or later, and an otherwise idle machine (but for --cpu-time). Every number comes from a process of its
+Needs Linux, Python 3.11 and torch 2.5 or later with a C++ compiler, and an otherwise idle machine (but for --cpu-time). Every number comes from a process of its
 own; peak memory is what the system reports of the process (with the 2048 x 2048 matrices of photon's matmul
-benchmark, 50 MB). Medians over `--rounds` go into a Markdown table, every run into results.json.
+benchmark, 50 MB). Medians over `--rounds` go into a Markdown table, every run into a JSON file beside this one.
 """
 
 import argparse
@@ -126,18 +126,29 @@ def main() -> None:
     parser.add_argument("--lengths", type=int, nargs="*", default=[512, 2048, 8192, 32768, 65536])
     parser.add_argument("--binaries", type=Path, default=ROOT / "target" / "release")
     parser.add_argument("--cpu-time", action="store_true", help="only measure the CPU time of a step")
+    parser.add_argument("--only", choices=("speed", "growth"), help="measure one of the two")
     parser.add_argument("--check", metavar="CHECKPOINT", help="only compare logits")
     args = parser.parse_args()
     if args.check:
         return check(args)
     if args.cpu_time:
         return cpu_time(args)
+    if args.only != "growth":
+        measure_speed(args)
+    if args.only != "speed":
+        measure_growth(args)
+
+
+def measure_speed(args: argparse.Namespace) -> None:
     at = (args.batch_size, args.seq_len, args.steps)
+    photon_torch = HERE / "photon_torch.py"
     sides = {
         "flat-small, photon": lambda: ours(args, FLAT, *at),
-        "flat-small, PyTorch": lambda: torch(args, FLAT_TORCH, FLAT, *at, *NO_DECODING),
+        "flat-small, PyTorch eager": lambda: torch(args, FLAT_TORCH, FLAT, *at, *NO_DECODING),
+        "flat-small, PyTorch compiled": lambda: torch(args, FLAT_TORCH, FLAT, *at, *NO_DECODING, "--compile"),
         "photon-3l-small, photon": lambda: ours(args, PHOTON, *at),
-        "photon-3l-small, PyTorch": lambda: torch(args, HERE / "photon_torch.py", PHOTON, *at),
+        "photon-3l-small, PyTorch eager": lambda: torch(args, photon_torch, PHOTON, *at),
+        "photon-3l-small, PyTorch compiled": lambda: torch(args, photon_torch, PHOTON, *at, "--compile"),
     }
     speed: dict[str, list[dict]] = {name: [] for name in sides}
     for _ in range(args.rounds):
@@ -146,14 +157,17 @@ def main() -> None:
     print("| | training tokens/s | from to | peak memory, MiB |\n|---|---:|---:|---:|")
     for name, results in speed.items():
         print(row(name, results))
+    write(args, "speed", speed)
 
+
+def measure_growth(args: argparse.Namespace) -> None:
     # One row of the batch, so that only its length grows.
     growing = {
         "photon-3l-small, photon": lambda n: ours(args, PHOTON, 1, n, 2, "--warmup-steps", "1"),
         "flat-small with a window of 256, photon": lambda n: ours(
             args, FLAT, 1, n, 2, "--warmup-steps", "1", *WINDOW
         ),
-        "photon-3l-small, PyTorch": lambda n: torch(
+        "photon-3l-small, PyTorch eager": lambda n: torch(
             args, HERE / "photon_torch.py", PHOTON, 1, n, 2, "--warmup", "1"
         ),
     }
@@ -163,10 +177,13 @@ def main() -> None:
         rates = " | ".join(f"{result['training_tokens_per_sec']:.0f}" for result in results.values())
         peaks = " | ".join(f"{result['peak_bytes'] / 2**20:.0f}" for result in results.values())
         print(f"| {name}, tokens/s | {rates} |\n| the same, peak MiB | {peaks} |")
+    write(args, "growth", growth)
 
-    settings = {key: value for key, value in vars(args).items() if key not in ("binaries", "check", "cpu_time")}
-    facts = {"cpu": cpu_name(), "settings": settings, "speed": speed, "growth": growth}
-    (HERE / "results.json").write_text(json.dumps(facts, indent=1) + "\n")
+
+def write(args: argparse.Namespace, name: str, results: dict) -> None:
+    settings = {key: value for key, value in vars(args).items() if key not in ("binaries", "check", "cpu_time", "only")}
+    facts = {"cpu": cpu_name(), "settings": settings, "results": results}
+    (HERE / f"{name}.json").write_text(json.dumps(facts, indent=1) + "\n")
 
 
 def cpu_name() -> str:
