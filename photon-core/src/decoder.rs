@@ -18,6 +18,7 @@ use burn::tensor::{Device, Tensor};
 use crate::cache::row_store::indices;
 use crate::config::{DecoderAttention, PhotonConfig};
 use crate::converter::Converter;
+use crate::documents::Documents;
 use crate::infer_config::StageCache;
 use crate::init::Initializer;
 use crate::nn::activations::Activations;
@@ -84,12 +85,12 @@ impl Decoder {
         }
     }
 
-    /// What is emitted for every unit of whole sequences.
+    /// What is emitted for every unit of whole sequences; `documents` in chunks.
     ///
     /// # Shapes
     ///
     /// `conditioning: [B, G, D]`, `units: [B, G·C, D_below] -> [B, G·C, D_below]`
-    pub fn forward(&self, conditioning: Tensor<3>, units: Tensor<3>) -> Tensor<3> {
+    pub fn forward(&self, conditioning: Tensor<3>, units: Tensor<3>, documents: &Documents) -> Tensor<3> {
         const IN_GROUP: usize = 2;
         let [batch, n_units, d_below] = units.dims();
         let (n_groups, n_fed) = (n_units / self.chunk_len, self.group_len - self.prefix_len);
@@ -101,7 +102,8 @@ impl Decoder {
                 Tensor::cat(vec![prefix, units.narrow(IN_GROUP, 0, n_fed)], IN_GROUP)
             }
         }; // [B, G, S, D]
-        let out = self.stack.forward(groups.reshape([batch, n_groups * self.group_len, d_below]));
+        let groups = groups.reshape([batch, n_groups * self.group_len, d_below]);
+        let out = self.stack.forward(groups, &documents.in_groups(self.group_len));
         let out = out.reshape([batch, n_groups, self.group_len, d_below]);
         out.narrow(IN_GROUP, self.prefix_len - 1, self.chunk_len).reshape([batch, n_units, d_below]) // [B, G*C, D]
     }

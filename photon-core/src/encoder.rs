@@ -6,6 +6,7 @@ use burn::tensor::{DType, Device, Tensor};
 use crate::cache::row_store::RowStore;
 use crate::chunker::Chunker;
 use crate::config::PhotonConfig;
+use crate::documents::Documents;
 use crate::infer_config::StageCache;
 use crate::init::Initializer;
 use crate::nn::activations::Activations;
@@ -41,14 +42,14 @@ impl Encoder {
         }
     }
 
-    /// Latents of whole chunks, from the start of the sequence.
+    /// Latents of whole chunks, from the start of the sequence; `documents` in chunks.
     ///
     /// # Shapes
     ///
     /// `[B, M·C, D_in] -> [B, M, D]`
-    pub fn forward(&self, units: Tensor<3>) -> Tensor<3> {
+    pub fn forward(&self, units: Tensor<3>, documents: &Documents) -> Tensor<3> {
         let chunks = self.chunker.forward(units); // [B, M, D]
-        self.stack.forward(chunks)
+        self.stack.forward(chunks, documents)
     }
 
     /// Takes up new units of the level below; returns the latents of the chunks that they complete, if any.

@@ -1,6 +1,6 @@
 //! The plain decoder-only transformer, from the same blocks: the baseline of every comparison.
 //!
-//! A learned start embedding stands before the sequence, so that here too the logits at position i predict token
+//! A learned start embedding stands before the sequence and before each document that is kept apart, so that here too the logits at position i predict token
 //! i, the first one included.
 
 use burn::module::{Module, Param};
@@ -8,6 +8,7 @@ use burn::nn::{Embedding, Linear};
 use burn::tensor::{Int, Tensor};
 
 use crate::config::FlatConfig;
+use crate::documents::Documents;
 use crate::infer_config::{InferPlan, Stage};
 use crate::init::Initializer;
 use crate::model::Hidden;
@@ -42,7 +43,7 @@ impl Flat {
     /// # Shapes
     ///
     /// `[B, T] -> [B, T, D]`
-    pub fn hidden(&self, token_ids: Tensor<2, Int>) -> Hidden {
+    pub fn hidden(&self, token_ids: Tensor<2, Int>, documents: &Documents) -> Hidden {
         let [batch, n_tokens] = token_ids.dims();
         let start = self.start_rows(batch); // [B, 1, D]
         let x = match n_tokens {
@@ -51,8 +52,9 @@ impl Flat {
                 let earlier = self.embedding.forward(token_ids.narrow(1, 0, n_tokens - 1));
                 Tensor::cat(vec![start, earlier], 1)
             }
-        }; // [B, T, D]
-        Hidden { tokens: self.stack.forward(x), reconstructions: Vec::new() }
+        };
+        let x = documents.begin_with(self.start.val(), x); // [B, T, D]
+        Hidden { tokens: self.stack.forward(x, documents), reconstructions: Vec::new() }
     }
 
     /// The state before any token, and the hidden state of the first: `[B, D]`.

@@ -22,7 +22,7 @@
 //!
 //! The modules follow that order: [`tokenizer`], [`chunker`], [`encoder`], [`converter`], [`decoder`],
 //! [`photon`] (all stages together) and [`flat`] (the plain transformer built of the same blocks);
-//! [`state`] is what generation carries along, [`advance`] what it may leave out, [`loss`] what training minimises.
+//! [`documents`] are what a row may keep apart, [`state`] is what generation carries along, [`advance`] what it may leave out, [`loss`] what training minimises.
 //!
 //! # Words and symbols
 //!
@@ -55,6 +55,7 @@ pub mod config_file;
 pub mod converter;
 pub mod decoder;
 pub mod device;
+pub mod documents;
 pub mod encoder;
 pub mod error_text;
 pub mod flat;

@@ -10,6 +10,7 @@
 use burn::tensor::{Int, Tensor, TensorData};
 
 use crate::config::{ModelConfig, PhotonConfig};
+use crate::documents::Documents;
 use crate::model::Model;
 use crate::nn::fused;
 use crate::photon::Reconstruction;
@@ -187,9 +188,21 @@ impl Objective {
 
     /// The share of `token_ids [B, T]`, of which those count that `is_real [B * T]` says.
     pub fn loss_of_places(&self, model: &Model, token_ids: Tensor<2, Int>, is_real: &[bool]) -> LossParts {
+        let documents = Documents::whole_rows(token_ids.dims()[0]);
+        self.loss_apart(model, token_ids, is_real, &documents)
+    }
+
+    /// The share of `token_ids [B, T]`, of which those count that `is_real [B * T]` says, with documents kept apart.
+    pub fn loss_apart(
+        &self,
+        model: &Model,
+        token_ids: Tensor<2, Int>,
+        is_real: &[bool],
+        documents: &Documents,
+    ) -> LossParts {
         let [batch, n_tokens] = token_ids.dims();
         let device = token_ids.device();
-        let hidden = model.hidden(token_ids.clone());
+        let hidden = model.hidden_apart(token_ids.clone(), documents);
         let d_model = hidden.tokens.dims()[2];
         let share = 1.0 / self.n_tokens as f32;
         let weights = is_real.iter().map(|&real| if real { share } else { 0.0 }).collect();

@@ -8,6 +8,7 @@ use burn::tensor::{Device, Int, Tensor, TensorData};
 
 use crate::cache::row_store::indices;
 use crate::config::{ModelConfig, PhotonConfig};
+use crate::documents::Documents;
 use crate::flat::Flat;
 use crate::infer_config::{InferConfig, InferPlan, Stage};
 use crate::init::Initializer;
@@ -89,15 +90,30 @@ impl Model {
         self.head().weight.device()
     }
 
-    /// The training forward up to the head.
+    /// The training forward up to the head, of rows that are one document each.
     ///
     /// # Shapes
     ///
     /// `[B, T] -> [B, T, D]`, T ≥ 1
     pub fn hidden(&self, token_ids: Tensor<2, Int>) -> Hidden {
+        let documents = Documents::whole_rows(token_ids.dims()[0]);
+        self.hidden_apart(token_ids, &documents)
+    }
+
+    /// The training forward up to the head, of each document as if it were alone.
+    ///
+    /// # Shapes
+    ///
+    /// `[B, T] -> [B, T, D]`, T ≥ 1
+    ///
+    /// # Panics
+    ///
+    /// If `documents` are of another number of rows, or one does not start with a unit of the top level.
+    pub fn hidden_apart(&self, token_ids: Tensor<2, Int>, documents: &Documents) -> Hidden {
+        assert_eq!(documents.n_rows(), token_ids.dims()[0], "documents of each row");
         match self {
-            Self::Photon(model) => model.hidden(token_ids),
-            Self::Flat(model) => model.hidden(token_ids),
+            Self::Photon(model) => model.hidden(token_ids, documents),
+            Self::Flat(model) => model.hidden(token_ids, documents),
         }
     }
 

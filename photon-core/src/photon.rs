@@ -3,7 +3,7 @@
 //! # Which vector conditions which chunk
 //!
 //! Only the top level is shifted: chunk g of level L-1 is conditioned on top latent g-1, the first on a learned
-//! start latent. Below the top nothing is shifted: what decoder l+1 emits for unit i conditions unit i's own
+//! start latent, as is the first of every document that is kept apart. Below the top nothing is shifted: what decoder l+1 emits for unit i conditions unit i's own
 //! contents. Contents are teacher-forced: upper decoders read encoder latents, the token decoder reads tokens.
 //!
 //! With L = 2, C = (2, 2) and tokens t0...t7, the logits of t6: top latent 0 (of t0...t3) conditions the second
@@ -20,6 +20,7 @@ use crate::advance::AdvanceRule;
 use crate::cache::row_store::RowStore;
 use crate::config::PhotonConfig;
 use crate::decoder::{Decoder, DecoderInput, Wanted};
+use crate::documents::Documents;
 use crate::encoder::Encoder;
 use crate::infer_config::{InferPlan, Stage};
 use crate::init::Initializer;
@@ -76,20 +77,24 @@ impl Photon {
 
     /// The training forward: for every token, the hidden state that predicts it from the tokens before.
     ///
-    /// Any length works: the sequence is padded to whole meta-chunks, and what the padding adds is dropped.
+    /// Any length works: the sequence is padded to whole meta-chunks, and what the padding adds is dropped. Documents start
+    /// with meta-chunks.
     ///
     /// # Shapes
     ///
     /// `[B, T] -> [B, T, D_0]`
-    pub fn hidden(&self, token_ids: Tensor<2, Int>) -> Hidden {
+    pub fn hidden(&self, token_ids: Tensor<2, Int>, documents: &Documents) -> Hidden {
         let [batch, n_tokens] = token_ids.dims();
+        // In the units of every level, finest first.
+        let in_units = |level| documents.in_units(self.config.tokens_per_unit(level));
+        let documents: Vec<Documents> = (1..=self.config.n_levels()).map(in_units).collect();
         let token_ids = pad_tokens(token_ids, n_tokens.next_multiple_of(self.config.meta_chunk_tokens()));
 
         // Up: every level's units, finest first. `units[l]` is what decoder l+1 reads.
         let mut units = vec![self.decoder_embedding.forward(token_ids.clone())]; // [B, T, D_0]
         let mut below = self.encoder_embedding.forward(token_ids); // [B, T, D_embed]
-        for encoder in &self.encoders {
-            below = encoder.forward(below); // [B, M_l, D_l]
+        for (encoder, documents) in self.encoders.iter().zip(&documents) {
+            below = encoder.forward(below, documents); // [B, M_l, D_l]
             units.push(below.clone());
         }
 
@@ -99,13 +104,14 @@ impl Photon {
         let mut conditioning = match n_top {
             1 => start,
             _ => Tensor::cat(vec![start, below.slice([0..batch, 0..n_top - 1, 0..d_top])], 1),
-        }; // [B, M_L, D_L]
+        };
+        conditioning = documents[self.config.n_levels() - 1].begin_with(self.start_latent.val(), conditioning); // [B, M_L, D_L]
 
         // Down: each level emits one vector for every unit of the level below.
         let mut reconstructions = Vec::with_capacity(self.decoders.len() - 1);
         for (level, decoder) in self.decoders.iter().enumerate().rev() {
             let contents = units.swap_remove(level);
-            conditioning = decoder.forward(conditioning, contents.clone()); // [B, M_level, D_level]
+            conditioning = decoder.forward(conditioning, contents.clone(), &documents[level]); // [B, M_level, D_level]
             if level > 0 {
                 reconstructions.push(Reconstruction { level, emitted: conditioning.clone(), latents: contents });
             }

@@ -252,6 +252,11 @@ impl TrainConfig {
         let check_len = |key: &str, len: usize| self.check_row_len(model, key, len);
         check_len("seq_len", self.seq_len)?;
         self.validate_curriculum(check_len)?;
+        if self.data.document_mask && self.data.packing == Packing::Stream && model.meta_chunk_tokens() > 1 {
+            let fix = "needs data.packing = \"documents\" beside it: in a stream a chunk holds the end of one document and the \
+                       start of the next, which a hierarchical model cannot keep apart";
+            return rule("data.document_mask", true, fix);
+        }
         if self.eval.max_tokens < self.seq_len {
             return rule("eval.max_tokens", self.eval.max_tokens, "must be at least seq_len");
         }

@@ -28,7 +28,8 @@ pub struct Evaluation {
     pub slot_nats: Vec<f64>,
 }
 
-/// Evaluates on at most `max_tokens` tokens, in rows of `seq_len` that start without context.
+/// Evaluates on at most `max_tokens` tokens, in rows of `seq_len` that start without context; so do documents where the
+/// store says that they are kept apart.
 ///
 /// Each rank looks at its share of the rows, and has the sums of all. Bytes are those of the tokens looked at. For a
 /// tokenizer that is not byte-level and a store not looked at whole, they are what each token decodes to alone, which can
@@ -94,7 +95,7 @@ fn real_tokens(batch: &Batch) -> impl Iterator<Item = u32> {
 fn slot_sums(model: &Model, batch: &Batch, n_slots: usize) -> Vec<(f64, usize)> {
     let token_ids: Tensor<2, Int> = batch_ids(batch, model);
     let [rows, seq_len] = token_ids.dims();
-    let hidden = model.hidden(token_ids.clone()).tokens;
+    let hidden = model.hidden_apart(token_ids.clone(), &batch.apart).tokens;
     let d_model = hidden.dims()[2];
     let n = rows * seq_len;
     let nats = token_nats(hidden.reshape([n, d_model]), model.head().weight.val(), token_ids.reshape([n]));

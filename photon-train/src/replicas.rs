@@ -68,7 +68,8 @@ impl Replicas {
     pub fn gradients(&self, model: &Model, objective: &Objective, micro_batches: &[Batch]) -> BatchGradients {
         let shares = self.map(model, micro_batches, |model, share| {
             let parts = share.iter().map(|batch| {
-                let loss = objective.loss_of_places(model, batch_ids(batch, model), &batch.is_real());
+                let (ids, is_real) = (batch_ids(batch, model), batch.is_real());
+                let loss = objective.loss_apart(model, ids, &is_real, &batch.apart);
                 let grads = GradientsParams::from_grads(loss.total.backward(), model);
                 // Read after the backward pass is under way: a read waits for the device.
                 let values = Tensor::cat(vec![loss.cross_entropy, loss.reconstruction, loss.z], 0);

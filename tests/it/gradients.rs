@@ -27,7 +27,7 @@ fn loss(model: &Model, rows: &[Vec<u32>], [alpha, z_loss]: [f64; 2]) -> Tensor<1
 }
 
 /// Gradients of every parameter in visiting order, flattened.
-fn gradients(model: &Model, loss: Tensor<1>) -> Vec<(String, Vec<f32>)> {
+pub(crate) fn gradients(model: &Model, loss: Tensor<1>) -> Vec<(String, Vec<f32>)> {
     struct Read<'a> {
         grads: &'a burn::tensor::Gradients,
         path: Vec<String>,

@@ -12,6 +12,7 @@ mod caches;
 mod causality;
 mod commands;
 mod data;
+mod documents;
 mod equivalence;
 mod faults;
 mod fidelity;

@@ -133,7 +133,11 @@ pub(crate) fn ids(rows: &[Vec<u32>], device: &Device) -> Tensor<2, Int> {
 
 /// Logits of the training forward: by row, by position.
 pub(crate) fn forward(model: &Model, rows: &[Vec<u32>]) -> Vec<Vec<Vec<f32>>> {
-    let logits = model.forward(ids(rows, &model.device()));
+    logits_of(model.forward(ids(rows, &model.device())))
+}
+
+/// The numbers of `[B, T, V]`: by row, by position.
+pub(crate) fn logits_of(logits: Tensor<3>) -> Vec<Vec<Vec<f32>>> {
     let [_, n_tokens, vocab_size] = logits.dims();
     let values: Vec<f32> = logits.try_to_vec_as().expect("logits are f32");
     values.chunks(n_tokens * vocab_size).map(|row| row.chunks(vocab_size).map(<[f32]>::to_vec).collect()).collect()

@@ -2,21 +2,26 @@
 //!
 //! A bounded span never computes all pairs: positions are cut into blocks, and a block of queries meets the keys
 //! of its own block and of the few before it. In a strided span it meets the keys that last besides. The CPU has a
-//! kernel for that; other devices get it by masks. The tests compute all pairs as the oracle of both shortcuts. Picked
-//! blocks differ from query to query, so there all pairs are computed.
+//! kernel for that; other devices get it by masks (`mask`). The tests compute all pairs as the oracle of both shortcuts.
+//! Picked blocks differ from query to query, so there all pairs are computed.
+
+mod mask;
+
+pub(crate) use self::mask::pairs_mask;
+pub use self::mask::{BlocksMask, SequenceMask, sequence_mask};
 
 use burn::module::{Module, Param};
 use burn::nn::Linear;
-use burn::tensor::{DType, Device, Tensor, TensorData};
+use burn::tensor::Tensor;
 
 use super::activations::Activations;
 use super::block_pick::BlockPick;
 use super::compute::Compute;
+use super::fused;
 use super::fused::span_attention::span_attention;
-use super::fused::{self, has_kernels};
 use super::rope::Rotation;
 use super::span::Span;
-use crate::cache::kv_cache::{KvCache, MASKED, NewEntries};
+use crate::cache::kv_cache::{KvCache, NewEntries};
 use crate::cache::row_store::indices;
 use crate::config::StackSpec;
 use crate::init::Initializer;
@@ -24,9 +29,6 @@ use crate::init::Initializer;
 const HEAD: usize = 1;
 const SEQ: usize = 2;
 const KEYS: usize = 3;
-
-/// How often, in multiples of the sequence, the lasting keys of a strided span may be copied.
-const COPIES_OF_LASTING: usize = 4;
 
 /// Multi-head or grouped-query attention without biases.
 #[derive(Module, Debug)]
@@ -63,11 +65,11 @@ impl Attention {
         }
     }
 
-    /// Attention within one sequence that starts at position 0.
+    /// Attention within whole sequences, or within the documents that they hold.
     ///
     /// # Shapes
     ///
-    /// `x: [B, N, D] -> [B, N, D]`; `mask` is [`sequence_mask`] of the same stack, batch and length.
+    /// `x: [B, N, D] -> [B, N, D]`; `mask` is [`sequence_mask`] of the same stack, documents and length.
     pub fn forward(
         &self,
         x: Tensor<3>,
@@ -78,12 +80,12 @@ impl Attention {
         let [batch, n_positions, d_model] = x.dims();
         let (q, k, v) = self.project(x, rotation, compute); // [B, N, H, K]
         let out = match mask {
-            SequenceMask::None => {
+            SequenceMask::Kernel(documents) => {
                 let sinks = match &self.sinks {
                     Some(sinks) => sinks.val(),
                     None => Tensor::full([self.n_heads], f32::NEG_INFINITY, &q.device()),
                 };
-                span_attention(q, k, v, sinks, self.span).reshape([batch, n_positions, d_model])
+                span_attention(q, k, v, sinks, self.span, documents).reshape([batch, n_positions, d_model])
             }
             SequenceMask::AllPairs(mask) => {
                 let (q, k, v) = (heads_first(self.scaled(q)), heads_first(k), heads_first(v));
@@ -92,6 +94,11 @@ impl Attention {
                     Some(pick) => pick.mask(mask.clone(), q.clone(), k.clone(), &positions()),
                     None => mask.clone(),
                 };
+                self.weigh(q, k, v, mask)
+            }
+            SequenceMask::Picked(blocks) => {
+                let (q, k, v) = (heads_first(self.scaled(q)), heads_first(k), heads_first(v));
+                let mask = blocks.mask(q.clone(), k.clone());
                 self.weigh(q, k, v, mask)
             }
             SequenceMask::Blocks(blocks) => self.weigh_blocks(self.scaled(q), k, v, blocks),
@@ -171,17 +178,17 @@ impl Attention {
     ///
     /// Blocks become batch rows, so one call serves all of them.
     fn weigh_blocks(&self, q: Tensor<4>, k: Tensor<4>, v: Tensor<4>, blocks: &BlocksMask) -> Tensor<3> {
-        let &BlocksMask { len, back, ref lasting, ref mask } = blocks;
+        let &BlocksMask { len, back, ref lasting, n_lasting, ref mask } = blocks;
         let [batch, n_positions, n_heads, head_dim] = q.dims();
         let n_blocks = n_positions.div_ceil(len);
         let rows = batch * n_blocks;
         let q = pad_positions(q, 0, n_blocks * len).reshape([rows, len, n_heads, head_dim]);
-        let (n_lasting, device) = (lasting.len(), q.device());
+        let device = q.device();
         let gathered = |x: Tensor<4>| {
             let n_heads = x.dims()[2];
             let width = n_heads * head_dim;
             let copies = (n_lasting > 0).then(|| {
-                let entries = x.clone().select(1, indices(lasting, &device));
+                let entries = x.clone().reshape([batch * n_positions, width]).select(0, indices(lasting, &device));
                 entries.reshape([batch, 1, n_lasting, width]).expand([batch, n_blocks, n_lasting, width])
             });
             let padded = pad_positions(x, back * len, n_blocks * len); // [B, (back + n_blocks) * len, H, K]
@@ -223,97 +230,6 @@ fn with_sink(
         false => mask,
     };
     (q, k, v, mask)
-}
-
-/// Who may not see whom within one sequence: zeros, and [`MASKED`] where a query must not look.
-#[derive(Clone, Debug)]
-pub enum SequenceMask {
-    /// The device has a kernel that asks the span.
-    None,
-    /// `[1, 1, N, N]`; where blocks are picked, what is seen whatever is picked.
-    AllPairs(Tensor<4>),
-    /// Block by block.
-    Blocks(BlocksMask),
-}
-
-impl SequenceMask {
-    /// The same for tensors without gradients.
-    pub fn inner(self) -> Self {
-        match self {
-            Self::None => Self::None,
-            Self::AllPairs(mask) => Self::AllPairs(mask.inner()),
-            Self::Blocks(blocks) => Self::Blocks(BlocksMask { mask: blocks.mask.inner(), ..blocks }),
-        }
-    }
-}
-
-/// What blocks of queries meet.
-#[derive(Clone, Debug)]
-pub struct BlocksMask {
-    /// Positions in a block.
-    len: usize,
-    /// Blocks before the own one whose keys it meets.
-    back: usize,
-    /// Positions of the keys that it meets besides, wherever they are.
-    lasting: Vec<usize>,
-    /// `[B * n_blocks, 1, len, (back + 1) * len + n_lasting]`.
-    mask: Tensor<4>,
-}
-
-/// The mask of `batch` sequences of `n_positions` in the stack of `spec`.
-pub fn sequence_mask(spec: &StackSpec, batch: usize, n_positions: usize, device: &Device) -> SequenceMask {
-    if let Some(pick) = spec.pick {
-        return SequenceMask::AllPairs(pick.fixed_mask(&[(0..n_positions).collect()], n_positions, device));
-    }
-    // Attention over positions is in f32, whatever the products with weights are in.
-    if has_kernels(device, DType::F32) {
-        return SequenceMask::None;
-    }
-    blocks_mask(spec.span, batch, n_positions, device)
-}
-
-/// The mask for devices without a kernel.
-fn blocks_mask(span: Span, batch: usize, n_positions: usize, device: &Device) -> SequenceMask {
-    let n_blocks = |len: usize| n_positions.div_ceil(len);
-    let (len, back, near, lasting) = match span {
-        Span::Full => return SequenceMask::AllPairs(all_pairs_mask(span, n_positions, device)),
-        Span::Window { len } => (len, 1, span, Vec::new()),
-        Span::Blocks { len, back } => (len, back.min(n_blocks(len) - 1), span, Vec::new()),
-        Span::Strided { window, .. } => {
-            let lasting = span.lasting(n_positions);
-            // Every block takes a copy of the keys that last: blocks grow with their number, so that the copies do not.
-            (window.max(lasting.len() / COPIES_OF_LASTING), 1, Span::Window { len: window }, lasting)
-        }
-    };
-    let n_blocks = n_blocks(len);
-    if n_blocks == 1 {
-        return SequenceMask::AllPairs(all_pairs_mask(span, n_positions, device));
-    }
-    let n_near = (back + 1) * len;
-    let n_keys = n_near + lasting.len();
-    let mut values = Vec::with_capacity(n_blocks * len * n_keys);
-    for block in 0..n_blocks {
-        for query in block * len..(block + 1) * len {
-            values.extend((0..n_near).map(|slot| {
-                let key = (block * len + slot).checked_sub(back * len);
-                if key.is_some_and(|key| near.sees(query, key)) { 0.0 } else { MASKED }
-            }));
-            // What is near has been met already.
-            let is_far = |key: usize| span.sees(query, key) && !near.sees(query, key);
-            values.extend(lasting.iter().map(|&key| if is_far(key) { 0.0 } else { MASKED }));
-        }
-    }
-    let mask = Tensor::<4>::from_data(TensorData::new(values, [1, n_blocks, len, n_keys]), device);
-    let mask = mask.expand([batch, n_blocks, len, n_keys]).reshape([batch * n_blocks, 1, len, n_keys]);
-    SequenceMask::Blocks(BlocksMask { len, back, lasting, mask })
-}
-
-fn all_pairs_mask(span: Span, n_positions: usize, device: &Device) -> Tensor<4> {
-    let mut values = Vec::with_capacity(n_positions * n_positions);
-    for query in 0..n_positions {
-        values.extend((0..n_positions).map(|key| if span.sees(query, key) { 0.0 } else { MASKED }));
-    }
-    Tensor::from_data(TensorData::new(values, [1, 1, n_positions, n_positions]), device)
 }
 
 /// `[B, N, H, K] -> [B, H, N, K]`

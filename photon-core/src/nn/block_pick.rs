@@ -4,7 +4,11 @@
 //! What nobody looks at is still stored and, without an offload tier (`cache::offload`), multiplied; the choice bounds
 //! what a position attends to. It is made by comparisons and carries no gradient.
 
-use burn::tensor::{Device, Int, Tensor, TensorData};
+mod documents;
+
+pub use self::documents::DocumentBlocks;
+
+use burn::tensor::{Bool, Device, Int, Tensor, TensorData};
 
 use crate::cache::kv_cache::MASKED;
 
@@ -106,6 +110,17 @@ impl BlockPick {
     ///
     /// If there is no block.
     pub fn choose(&self, q: Tensor<4>, block_means: Tensor<4>, positions: &[Vec<usize>]) -> PickedBlocks {
+        let ([batch, _, n_queries, _], [_, _, n_blocks, _]) = (q.dims(), block_means.dims());
+        let (shape, device) = ([batch, n_queries, n_blocks], q.device());
+        let numbers = Tensor::<1, Int>::arange(0..n_blocks as i64, &device).reshape([1, 1, n_blocks]).expand(shape);
+        let n_candidates: Vec<i64> = positions.iter().flatten().map(|&query| self.n_candidates(query) as i64).collect();
+        let n_candidates = TensorData::new(n_candidates, [positions.len(), n_queries, 1]);
+        let n_candidates = Tensor::<3, Int>::from_data(n_candidates, &device).expand(shape);
+        self.choose_among(q, block_means, numbers.greater_equal(n_candidates))
+    }
+
+    /// The same, with the blocks that a query may not take said: `is_barred [b, n, n_blocks]`.
+    fn choose_among(&self, q: Tensor<4>, block_means: Tensor<4>, is_barred: Tensor<3, Bool>) -> PickedBlocks {
         let ([batch, n_heads, n_queries, head_dim], [_, n_kv_heads, n_blocks, _]) = (q.dims(), block_means.dims());
         let device = q.device();
         // A sum over heads of products is one product of heads laid end to end.
@@ -117,11 +132,7 @@ impl BlockPick {
 
         let shape = [batch, n_queries, n_blocks];
         let numbers = Tensor::<1, Int>::arange(0..n_blocks as i64, &device).reshape([1, 1, n_blocks]).expand(shape);
-        let n_candidates: Vec<i64> = positions.iter().flatten().map(|&query| self.n_candidates(query) as i64).collect();
-        let n_candidates = TensorData::new(n_candidates, [positions.len(), n_queries, 1]);
-        let n_candidates = Tensor::<3, Int>::from_data(n_candidates, &device).expand(shape);
-
-        let mut left = scores.mask_fill(numbers.clone().greater_equal(n_candidates), MASKED);
+        let mut left = scores.mask_fill(is_barred, MASKED);
         let mut mask = Tensor::full(shape, MASKED, &device);
         let n_rounds = self.top.min(n_blocks);
         let mut indices = Vec::with_capacity(n_rounds);
@@ -163,12 +174,12 @@ mod tests {
     use rand::{RngExt, SeedableRng};
     use rand_chacha::ChaCha8Rng;
 
-    fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
+    pub(super) fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
         tensor.try_to_vec_as().unwrap()
     }
 
     /// Seeded: scores that all but tie would be told apart in f64 alone.
-    fn random(shape: [usize; 4], seed: u64) -> Tensor<4> {
+    pub(super) fn random(shape: [usize; 4], seed: u64) -> Tensor<4> {
         let mut rng = ChaCha8Rng::seed_from_u64(seed);
         let values: Vec<f32> = (0..shape.iter().product()).map(|_| rng.random_range(-1.0..1.0)).collect();
         Tensor::from_data(TensorData::new(values, shape), &Device::flex())

@@ -5,6 +5,7 @@
 use burn::tensor::{Device, Tensor, TensorData};
 
 use super::fused::rotate;
+use crate::cache::row_store::indices;
 
 /// Cosines and sines for the positions of one call, each `[B or 1, N, 1, K/2]`.
 #[derive(Clone, Debug)]
@@ -35,6 +36,19 @@ impl Rotation {
             Tensor::from_data(TensorData::new(values, [positions.len(), n_positions, 1, half]), device)
         };
         Self { cos: table(f64::cos), sin: table(f64::sin) }
+    }
+
+    /// Of the rotation of one list, what belongs to `places` in it, one list a row.
+    ///
+    /// # Panics
+    ///
+    /// If the lists differ in length.
+    pub fn at(&self, places: &[Vec<usize>]) -> Self {
+        let [_, _, _, half] = self.cos.dims();
+        let (n_rows, n_positions) = (places.len(), places[0].len());
+        let places = indices(&places.concat(), &self.cos.device());
+        let rows = |table: &Tensor<4>| table.clone().select(1, places.clone()).reshape([n_rows, n_positions, 1, half]);
+        Self { cos: rows(&self.cos), sin: rows(&self.sin) }
     }
 
     /// The same for tensors without gradients.

@@ -17,6 +17,7 @@ use super::span::Span;
 use crate::cache::config::CacheConfig;
 use crate::cache::kv_cache::{KvCache, LayerShape};
 use crate::config::{Positions, StackSpec};
+use crate::documents::Documents;
 use crate::init::Initializer;
 
 /// One block: `x + attention(norm(x))`, then `x + feed_forward(norm(x))`.
@@ -96,30 +97,37 @@ impl Stack {
         self.compute = compute;
     }
 
-    /// The stack over whole sequences that start at position 0.
+    /// The stack over whole sequences, in which positions count from the start of their document.
     ///
     /// # Shapes
     ///
     /// `[B, N, D] -> [B, N, D]`
-    pub fn forward(&self, x: Tensor<3>) -> Tensor<3> {
+    pub fn forward(&self, x: Tensor<3>, documents: &Documents) -> Tensor<3> {
         let [batch, n_positions, d_model] = x.dims();
         let asks_the_span = has_kernels(&x.device(), x.dtype());
         match self.spec.span {
-            // Isolated blocks are sequences of their own.
-            Span::Blocks { len, back: 0 } if n_positions.is_multiple_of(len) && !asks_the_span => {
-                let x = self.forward_sequence(x.reshape([batch * n_positions / len, len, d_model]));
+            // Isolated blocks are sequences of their own: no other document is seen from them.
+            Span::Blocks { len, back: 0 } if documents.start_at_multiples_of(len) => {
+                if asks_the_span || !n_positions.is_multiple_of(len) {
+                    return self.forward_sequence(x, &Documents::whole_rows(batch));
+                }
+                let n_blocks = batch * n_positions / len;
+                let x = self.forward_sequence(x.reshape([n_blocks, len, d_model]), &Documents::whole_rows(n_blocks));
                 x.reshape([batch, n_positions, d_model])
             }
-            _ => self.forward_sequence(x),
+            _ => self.forward_sequence(x, documents),
         }
     }
 
-    fn forward_sequence(&self, x: Tensor<3>) -> Tensor<3> {
-        let [batch, n_positions, _] = x.dims();
+    fn forward_sequence(&self, x: Tensor<3>, documents: &Documents) -> Tensor<3> {
+        let [_, n_positions, _] = x.dims();
         let device = x.device();
-        let positions = [(0..n_positions).collect()];
-        let rotation = self.rotation(&positions, &device);
-        let mask: SequenceMask = sequence_mask(&self.spec, batch, n_positions, &device);
+        let rotation = self.rotation(&[(0..n_positions).collect()], &device);
+        let rotation = match documents.are_whole_rows() {
+            true => rotation,
+            false => rotation.map(|rotation| rotation.at(&documents.positions(n_positions))),
+        };
+        let mask: SequenceMask = sequence_mask(&self.spec, documents, n_positions, &device);
         let compute = self.compute;
         let run = move |block: &Block, x: Tensor<3>| {
             let (rotation, mask) = match x.is_autodiff() {

@@ -2,6 +2,8 @@
 
 use std::ops::Range;
 
+use photon_core::documents::Documents;
+
 use super::{NO_DOCUMENT, TokenStore, windows::Windows};
 
 /// Fills places without a token; it may be a token of the vocabulary, so [`Batch::is_real`] decides.
@@ -16,6 +18,8 @@ pub struct Batch {
     pub lens: Vec<usize>,
     /// Number of the document within the row for each of `token_ids`, or [`NO_DOCUMENT`] for padding.
     pub documents: Vec<u32>,
+    /// What the model keeps apart: the documents of rows with a document mask, and otherwise rows alone.
+    pub apart: Documents,
     seq_len: usize,
 }
 
@@ -33,18 +37,19 @@ impl Batch {
         windows: impl IntoIterator<Item = (&'a TokenStore, Range<usize>)>,
         seq_len: usize,
     ) -> Self {
-        let mut batch = Self { token_ids: Vec::new(), lens: Vec::new(), documents: Vec::new(), seq_len };
+        let (mut token_ids, mut lens, mut documents, mut starts) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         for (store, window) in windows {
             assert!(window.len() <= seq_len, "a window of {} places in a row of {seq_len}", window.len());
             let row = store.row(window);
             let is_real = |&document: &u32| document != NO_DOCUMENT;
-            batch.lens.push(row.documents.iter().rposition(is_real).map_or(0, |last| last + 1));
-            batch.token_ids.extend(row.token_ids);
-            batch.documents.extend(row.documents);
-            batch.token_ids.resize(batch.lens.len() * seq_len, PAD_ID);
-            batch.documents.resize(batch.lens.len() * seq_len, NO_DOCUMENT);
+            lens.push(row.documents.iter().rposition(is_real).map_or(0, |last| last + 1));
+            starts.push(if store.has_document_mask() { row.starts() } else { vec![0] });
+            token_ids.extend(row.token_ids);
+            documents.extend(row.documents);
+            token_ids.resize(lens.len() * seq_len, PAD_ID);
+            documents.resize(lens.len() * seq_len, NO_DOCUMENT);
         }
-        batch
+        Self { token_ids, lens, documents, apart: Documents::new(starts), seq_len }
     }
 
     /// Rows without padding, each of one document.
@@ -53,7 +58,14 @@ impl Batch {
     /// When the ids do not fill whole rows.
     pub fn full(token_ids: Vec<u32>, seq_len: usize) -> Self {
         assert!(token_ids.len().is_multiple_of(seq_len), "{} ids in rows of {seq_len}", token_ids.len());
-        Self { lens: vec![seq_len; token_ids.len() / seq_len], documents: vec![0; token_ids.len()], token_ids, seq_len }
+        let n_rows = token_ids.len() / seq_len;
+        Self {
+            lens: vec![seq_len; n_rows],
+            documents: vec![0; token_ids.len()],
+            apart: Documents::whole_rows(n_rows),
+            token_ids,
+            seq_len,
+        }
     }
 
     /// Number of rows.
@@ -87,7 +99,8 @@ impl Batch {
         let places = rows.start * self.seq_len..rows.end * self.seq_len;
         Self {
             token_ids: self.token_ids[places.clone()].to_vec(),
-            lens: self.lens[rows].to_vec(),
+            lens: self.lens[rows.clone()].to_vec(),
+            apart: self.apart.rows(rows),
             documents: self.documents[places].to_vec(),
             seq_len: self.seq_len,
         }
@@ -146,9 +159,34 @@ mod tests {
     }
 
     #[test]
+    fn documents_are_apart_where_the_store_has_a_mask() {
+        let folder = tempfile::tempdir().unwrap();
+        // With their ends: 3, 2 and 10 tokens.
+        let stream = store_of(&folder, &["ab", "c", "defghijkl"]);
+        let starts = |store: &TokenStore, windows: &[Range<usize>], n: usize| -> Vec<Vec<Range<usize>>> {
+            let batch = Batch::read(store, windows, n);
+            (0..windows.len()).map(|row| batch.apart.of_row(row, n).collect()).collect()
+        };
+        let one = |range: Range<usize>| range;
+        assert_eq!(starts(&stream, &[0..8, 4..10], 8), [[one(0..8)], [one(0..8)]]);
+        let masked = stream.clone().with_document_mask();
+        assert_eq!(starts(&masked, &[0..8, 4..10], 8), [vec![0..3, 3..5, 5..8], vec![0..1, 1..8]]);
+        // Padding goes with the document before it; one that goes on from the row before starts with the row.
+        let aligned = stream.aligned(4).with_document_mask();
+        assert_eq!(
+            starts(&aligned, &[0..12, 4..16, 16..20], 12),
+            [vec![0..4, 4..8, 8..12], vec![0..4, 4..12], vec![0..12]]
+        );
+        let batch = Batch::read(&aligned, &[0..12, 4..16, 16..20], 12);
+        let parts = batch.split(2);
+        assert_eq!(parts[0].apart, Documents::new(vec![vec![0, 4, 8], vec![0, 4]]));
+        assert_eq!(parts[1].apart, Documents::whole_rows(1));
+    }
+
+    #[test]
     fn micro_batches_are_the_rows_in_order() {
         let folder = tempfile::tempdir().unwrap();
-        let store = store_of(&folder, &["abcdefgh", "ijklmnopq"]);
+        let store = store_of(&folder, &["abcdefgh", "ijklmnopq"]).with_document_mask();
         let windows: Vec<Range<usize>> = (0..5).map(|i| 3 * i..3 * i + 4).collect();
         let batch = Batch::read(&store, &windows, 4);
         let parts = batch.split(2);

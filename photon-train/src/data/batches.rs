@@ -298,7 +298,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let texts: Vec<String> = (1..40).map(|n| "x".repeat(n)).collect();
         let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
-        let mixture = mixture_of(&folder, &[(1.0, &texts)]).aligned(4);
+        let mixture = mixture_of(&folder, &[(1.0, &texts)]).map_stores(|store| store.aligned(4));
         let source = BatchSource::new(Arc::new(mixture), 16, 2, 3);
         for step in 0..60 {
             let batch = source.batch(step);

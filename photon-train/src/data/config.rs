@@ -18,6 +18,7 @@ use super::{DataError, HeldOut};
 ///
 /// let mixture: photon_train::data::DataConfig = toml::from_str(r#"
 ///     packing = "documents"
+///     document_mask = true
 ///     [[sources]]
 ///     name = "prose"
 ///     paths = ["books/"]
@@ -46,6 +47,11 @@ pub struct DataConfig {
     /// How documents are laid into rows.
     #[serde(default)]
     pub packing: Packing,
+    /// Whether the model computes each document of a row as if it were alone: attention does not reach into the one
+    /// before, positions count from the document's start, and its first unit has nothing before it. A hierarchical model
+    /// needs `packing = "documents"` for that.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub document_mask: bool,
     /// Several sources, in place of `paths`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub sources: Vec<SourceConfig>,

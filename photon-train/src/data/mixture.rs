@@ -69,10 +69,10 @@ impl Mixture {
         self.sources.iter().map(of).sum::<f64>() / weights
     }
 
-    /// The same mixture with each document at a multiple of `align`.
+    /// The same mixture with each store changed.
     #[must_use]
-    pub(super) fn aligned(self, align: usize) -> Self {
-        let of = |source: MixtureSource| MixtureSource { store: source.store.aligned(align), ..source };
+    pub(super) fn map_stores(self, change: impl Fn(TokenStore) -> TokenStore) -> Self {
+        let of = |source: MixtureSource| MixtureSource { store: change(source.store), ..source };
         Self { sources: self.sources.into_iter().map(of).collect(), ..self }
     }
 

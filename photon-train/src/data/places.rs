@@ -39,6 +39,19 @@ pub(super) struct Row {
 }
 
 impl Row {
+    /// Where documents start, the one that goes on from before the row with the row itself.
+    pub(super) fn starts(&self) -> Vec<usize> {
+        let mut starts = vec![0];
+        let mut document = self.documents.first();
+        for (place, number) in self.documents.iter().enumerate().filter(|(_, number)| **number != NO_DOCUMENT) {
+            if document != Some(number) {
+                starts.push(place);
+                document = Some(number);
+            }
+        }
+        starts
+    }
+
     /// Adds tokens of a document, and padding up to `places`.
     fn push(&mut self, store: &TokenStore, tokens: Range<usize>, document: u32, places: usize) {
         let end = self.token_ids.len() + places;

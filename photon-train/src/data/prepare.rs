@@ -27,6 +27,7 @@ pub struct Prepared {
     /// What was read and done.
     pub report: PrepareReport,
     packing: Packing,
+    document_mask: bool,
 }
 
 /// What [`prepare`] read and did.
@@ -158,26 +159,28 @@ pub fn prepare(
     let train = Mixture::new(mixed.collect());
     let with_text = sources.iter().zip(stores).filter(|(_, stores)| !stores.valid.is_empty());
     let valid_sources = with_text.map(|(source, stores)| (source.name.clone(), stores.valid)).collect();
-    Ok(Prepared { train, valid, valid_sources, report, packing: config.packing })
+    let DataConfig { packing, document_mask, .. } = *config;
+    Ok(Prepared { train, valid, valid_sources, report, packing, document_mask })
 }
 
 impl Prepared {
     /// Lays documents apart where the config says so, each at a multiple of `chunk_tokens`: the tokens under one
-    /// top-level unit, 1 for a flat model.
+    /// top-level unit, 1 for a flat model. With a document mask models keep them apart too.
     #[must_use]
     pub fn packed_for(self, chunk_tokens: usize) -> Self {
-        match self.packing {
-            Packing::Stream => self,
-            Packing::Documents => Self {
-                train: self.train.aligned(chunk_tokens),
-                valid: self.valid.aligned(chunk_tokens),
-                valid_sources: self
-                    .valid_sources
-                    .into_iter()
-                    .map(|(name, store)| (name, store.aligned(chunk_tokens)))
-                    .collect(),
-                ..self
-            },
+        let (packing, document_mask) = (self.packing, self.document_mask);
+        let lay = |store: TokenStore| {
+            let store = match packing {
+                Packing::Stream => store,
+                Packing::Documents => store.aligned(chunk_tokens),
+            };
+            if document_mask { store.with_document_mask() } else { store }
+        };
+        Self {
+            train: self.train.map_stores(lay),
+            valid: lay(self.valid),
+            valid_sources: self.valid_sources.into_iter().map(|(name, store)| (name, lay(store))).collect(),
+            ..self
         }
     }
 
@@ -360,6 +363,14 @@ mod tests {
         let packed = example.prepare(8).unwrap().packed_for(32);
         assert_eq!(packed.train.sources()[0].store.n_places(), 160);
         assert_eq!((packed.valid.n_places(), packed.valid_sources[0].1.n_places()), (64, 64));
+        for (document_mask, packing) in
+            [(false, Packing::Documents), (true, Packing::Documents), (true, Packing::Stream)]
+        {
+            (example.config.document_mask, example.config.packing) = (document_mask, packing);
+            let packed = example.prepare(8).unwrap().packed_for(32);
+            let stores = [&packed.train.sources()[0].store, &packed.valid, &packed.valid_sources[0].1];
+            assert_eq!(stores.map(TokenStore::has_document_mask), [document_mask; 3]);
+        }
     }
 
     #[test]

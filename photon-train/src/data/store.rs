@@ -21,6 +21,7 @@ pub struct TokenStore {
     /// Documents that end before each shard, and in all.
     document_starts: Vec<usize>,
     places: Arc<Places>,
+    has_document_mask: bool,
 }
 
 impl TokenStore {
@@ -55,6 +56,7 @@ impl TokenStore {
             document_starts: sums(&Shard::n_ends),
             shards,
             places: Arc::new(Places::Stream),
+            has_document_mask: false,
         }
     }
 
@@ -65,6 +67,17 @@ impl TokenStore {
     pub fn aligned(self, align: usize) -> Self {
         let places = Places::aligned(align, self.document_ends());
         Self { places: Arc::new(places), ..self }
+    }
+
+    /// The same tokens in rows whose documents are kept apart by the model too.
+    #[must_use]
+    pub fn with_document_mask(self) -> Self {
+        Self { has_document_mask: true, ..self }
+    }
+
+    /// Whether models keep the documents of a row apart.
+    pub fn has_document_mask(&self) -> bool {
+        self.has_document_mask
     }
 
     /// Reads all shards once to check that they are as they were written.

@@ -1,5 +1,5 @@
 //! Attention of whole sequences, block by block of queries: no weights outlive their block, and keys that no query of
-//! a block sees cost nothing. The backward pass makes the weights again from the logarithm of their sum.
+//! a block sees cost nothing; no block reaches over the end of a document. The backward pass makes the weights again from the logarithm of their sum.
 
 use burn::backend::flex::FlexTensor;
 use pulp::{Simd, WithSimd};
@@ -10,6 +10,7 @@ use super::product::{Into, Product};
 use super::{contiguous, dims, exp, numbers, tensor};
 use crate::cache::attend::kernels::dots;
 use crate::cache::vectorized::vectorized;
+use crate::documents::Documents;
 use crate::nn::span::Span;
 
 /// What goes in.
@@ -24,6 +25,8 @@ pub(crate) struct Inputs<T> {
     /// `[H]`: logits, minus infinity for none.
     pub(crate) sinks: T,
     pub(crate) span: Span,
+    /// As many rows as `q`.
+    pub(crate) documents: Documents,
 }
 
 /// The result, `[B, N, H, K]`, and the logarithms of the sums of exponentials, `[B, H, N]`.
@@ -69,7 +72,8 @@ struct Call {
     n_heads: usize,
     n_kv_heads: usize,
     head_dim: usize,
-    reach: Reach,
+    /// One a row.
+    reaches: Vec<Reach>,
     q: FlexTensor,
     k: FlexTensor,
     v: FlexTensor,
@@ -87,7 +91,7 @@ impl Call {
             n_heads,
             n_kv_heads,
             head_dim,
-            reach: Reach::new(inputs.span, n_positions),
+            reaches: (0..batch).map(|row| Reach::new(inputs.span, inputs.documents.of_row(row, n_positions))).collect(),
             q: open(&inputs.q),
             k: open(&inputs.k),
             v: open(&inputs.v),
@@ -125,7 +129,7 @@ impl Call {
     }
 
     fn sides(&self, numbers: &[f32], row: usize, kv_head: usize) -> Sides {
-        Sides::new(self.lines(numbers, self.n_kv_heads, row, kv_head, 1.0), self.head_dim, &self.reach.lasting)
+        Sides::new(self.lines(numbers, self.n_kv_heads, row, kv_head, 1.0), self.head_dim, &self.reaches[row].lasting)
     }
 
     /// The lines of all heads as `[B, N, H, K]`; a part holds those of one key and value head.
@@ -166,11 +170,11 @@ impl WithSimd for ForwardHeads<'_> {
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) -> (Vec<f32>, Vec<f32>) {
         let Self { call, row, kv_head } = self;
-        let (head_dim, stride) = (call.head_dim, line_len(call.head_dim));
+        let (head_dim, stride, reach) = (call.head_dim, line_len(call.head_dim), &call.reaches[row]);
         let keys = call.sides(numbers(&call.k), row, kv_head);
         let values = call.lines(numbers(&call.v), call.n_kv_heads, row, kv_head, 1.0);
         let lasting_values: Vec<f32> =
-            call.reach.lasting.iter().flat_map(|&key| &values[key * stride..][..stride]).copied().collect();
+            reach.lasting.iter().flat_map(|&key| &values[key * stride..][..stride]).copied().collect();
         let mut out = vec![0.0; call.n_shared() * call.n_positions * stride];
         let mut log_sums = vec![0.0; call.n_shared() * call.n_positions];
         let mut scores = Vec::new();
@@ -179,13 +183,13 @@ impl WithSimd for ForwardHeads<'_> {
             let head = kv_head * call.n_shared() + shared;
             let sink = numbers(&call.sinks)[head];
             let queries = call.lines(numbers(&call.q), call.n_heads, row, head, call.scale());
-            for block in call.reach.blocks() {
+            for block in reach.blocks() {
                 let n_scores = block.stride();
                 let scores = room(&mut scores, block.n * n_scores);
                 let lines = block.first * stride..(block.first + block.n) * stride;
                 let queries = Queries { lines: &queries[lines.clone()], n: block.n, head_dim };
                 keys.scores(queries, &block, scores);
-                mask(&call.reach, &block, scores);
+                mask(reach, &block, scores);
                 let block_sums = &mut log_sums[block.first..][..block.n];
                 for (line, log_sum) in scores.chunks_exact_mut(n_scores).zip(block_sums) {
                     let (largest, sum) = powers(simd, line, sink);
@@ -197,7 +201,8 @@ impl WithSimd for ForwardHeads<'_> {
                 let out = &mut out[lines];
                 let near = &values[block.first_near * stride..];
                 weigh(&scores[block.near_column()..], near, block.n_near()).run(out, stride, Into::Replace);
-                weigh(scores, &lasting_values, block.n_lasting).run(out, stride, Into::Add);
+                let lasting = &lasting_values[block.first_lasting * stride..];
+                weigh(scores, lasting, block.n_lasting).run(out, stride, Into::Add);
             }
         }
         (out, log_sums)
@@ -231,7 +236,7 @@ impl WithSimd for BackwardHeads<'_> {
         let Self { call, row, kv_head, out, log_sums, d_out } = self;
         let (head_dim, stride, n_positions) = (call.head_dim, line_len(call.head_dim), call.n_positions);
         let (keys, values) = (call.sides(numbers(&call.k), row, kv_head), call.sides(numbers(&call.v), row, kv_head));
-        let lasting = &call.reach.lasting;
+        let (reach, lasting) = (&call.reaches[row], &call.reaches[row].lasting);
         let zeros = |n_lines: usize| vec![0.0; n_lines * stride];
         let (mut d_k, mut d_v) = (zeros(n_positions), zeros(n_positions));
         let (mut d_lasting_k, mut d_lasting_v) = (zeros(lasting.len()), zeros(lasting.len()));
@@ -245,7 +250,7 @@ impl WithSimd for BackwardHeads<'_> {
             let queries = call.lines(numbers(&call.q), call.n_heads, row, head, call.scale());
             let out = call.lines(out, call.n_heads, row, head, 1.0);
             let d_out = call.lines(d_out, call.n_heads, row, head, 1.0);
-            for block in call.reach.blocks() {
+            for block in reach.blocks() {
                 let n_scores = block.stride();
                 let lines = block.first * stride..(block.first + block.n) * stride;
                 let block_of = |lines| Queries { lines, n: block.n, head_dim };
@@ -254,7 +259,7 @@ impl WithSimd for BackwardHeads<'_> {
                 let scores = room(&mut scores, block.n * n_scores);
                 let d_scores = room(&mut d_scores, block.n * n_scores);
                 keys.scores(queries, &block, scores);
-                mask(&call.reach, &block, scores);
+                mask(reach, &block, scores);
                 values.scores(d_out, &block, d_scores);
                 for index in 0..block.n {
                     let log_sum = log_sums[block.first + index];
@@ -285,9 +290,10 @@ impl WithSimd for BackwardHeads<'_> {
                 to_keys(&d_scores[near..], queries.lines, n_near).run(&mut d_k[first..], stride, Into::Add);
                 to_keys(&scores[near..], d_out.lines, n_near).run(&mut d_v[first..], stride, Into::Add);
                 if let Some(lasting) = keys.lasting.as_ref().filter(|_| n_lasting > 0) {
-                    to_queries(d_scores, &lasting.lines, n_lasting).run(d_q, stride, Into::Add);
-                    to_keys(d_scores, queries.lines, n_lasting).run(&mut d_lasting_k, stride, Into::Add);
-                    to_keys(scores, d_out.lines, n_lasting).run(&mut d_lasting_v, stride, Into::Add);
+                    let first = block.first_lasting * stride;
+                    to_queries(d_scores, &lasting.lines[first..], n_lasting).run(d_q, stride, Into::Add);
+                    to_keys(d_scores, queries.lines, n_lasting).run(&mut d_lasting_k[first..], stride, Into::Add);
+                    to_keys(scores, d_out.lines, n_lasting).run(&mut d_lasting_v[first..], stride, Into::Add);
                 }
                 d_q.iter_mut().for_each(|d| *d *= call.scale());
             }

@@ -1,5 +1,7 @@
 //! Which keys a block of queries meets, and the scores of the block: what the two passes share.
 
+use std::ops::Range;
+
 use pulp::Simd;
 
 use super::exp;
@@ -10,52 +12,72 @@ use crate::nn::span::Span;
 /// Queries that are worked on together.
 const QUERIES: usize = 32;
 
-/// The queries `first..first + n`, the keys near them and the earlier ones that last.
+/// The queries `first..first + n` of one document, the keys near them and the earlier ones that last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Block {
+    /// Where the document starts.
+    document: usize,
     pub(super) first: usize,
     pub(super) n: usize,
     /// The first of the keys up to the last query.
     pub(super) first_near: usize,
-    /// How many lasting keys come before these.
+    /// How many lasting keys of the document come before these.
     pub(super) n_lasting: usize,
+    /// How many lasting keys of the row come before those.
+    pub(super) first_lasting: usize,
 }
 
-/// The reach of a call.
+/// The reach of a row.
 pub(super) struct Reach {
     span: Span,
-    n_positions: usize,
-    /// Positions of the keys that all later queries see, where a span leaves others out in between.
+    documents: Vec<Range<usize>>,
+    /// Positions of the keys that all later queries of their document see, where a span leaves others out in between.
     pub(super) lasting: Vec<usize>,
 }
 
 impl Reach {
-    pub(super) fn new(span: Span, n_positions: usize) -> Self {
+    /// The reach within documents that follow one another.
+    pub(super) fn new(span: Span, documents: impl Iterator<Item = Range<usize>>) -> Self {
+        let documents: Vec<Range<usize>> = documents.collect();
         let lasting = match span {
             Span::Full => Vec::new(),
-            span => span.lasting(n_positions),
+            span => {
+                let of = |document: &Range<usize>| {
+                    let start = document.start;
+                    span.lasting(document.len()).into_iter().map(move |key| start + key)
+                };
+                documents.iter().flat_map(of).collect()
+            }
         };
-        Self { span, n_positions, lasting }
+        Self { span, documents, lasting }
     }
 
     pub(super) fn blocks(&self) -> impl Iterator<Item = Block> {
-        (0..self.n_positions).step_by(QUERIES).map(|first| {
-            let first_near = self.first_near(first);
-            Block {
-                first,
-                n: QUERIES.min(self.n_positions - first),
-                first_near,
-                n_lasting: self.lasting.partition_point(|&key| key < first_near),
-            }
+        self.documents.iter().flat_map(move |document| {
+            let n_lasting_before = |key: usize| self.lasting.partition_point(|&lasting| lasting < key);
+            let first_lasting = n_lasting_before(document.start);
+            document.clone().step_by(QUERIES).map(move |first| {
+                let first_near = self.first_near(document.start, first);
+                Block {
+                    document: document.start,
+                    first,
+                    n: QUERIES.min(document.end - first),
+                    first_near,
+                    n_lasting: n_lasting_before(first_near) - first_lasting,
+                    first_lasting,
+                }
+            })
         })
     }
 
-    /// The first key from which on `query` sees all.
-    fn first_near(&self, query: usize) -> usize {
-        match self.span {
-            Span::Strided { window, .. } => (query + 1).saturating_sub(window),
-            span => span.first_visible(query),
-        }
+    /// The first key from which on `query` of a document sees all.
+    fn first_near(&self, document: usize, query: usize) -> usize {
+        let query = query - document;
+        document
+            + match self.span {
+                Span::Strided { window, .. } => (query + 1).saturating_sub(window),
+                span => span.first_visible(query),
+            }
     }
 }
 
@@ -156,7 +178,7 @@ impl Sides {
     pub(super) fn scores(&self, left: Queries, block: &Block, scores: &mut [f32]) {
         let stride = block.stride();
         if let Some(lasting) = self.lasting.as_ref().filter(|_| block.n_lasting > 0) {
-            lasting.scores(left, 0, block.n_lasting, scores, stride);
+            lasting.scores(left, block.first_lasting, block.n_lasting, scores, stride);
         }
         let near = &mut scores[block.near_column()..];
         self.all.scores(left, block.first_near, block.n_near(), near, stride);
@@ -177,7 +199,7 @@ pub(super) fn mask(reach: &Reach, block: &Block, scores: &mut [f32]) {
         line[block.n_lasting..near_column].fill(MASKED);
         let near = &mut line[near_column..];
         near[query + 1 - block.first_near..].fill(MASKED);
-        let before = &mut near[..reach.first_near(query) - block.first_near];
+        let before = &mut near[..reach.first_near(block.document, query) - block.first_near];
         match reach.lasting.is_empty() {
             true => before.fill(MASKED),
             false => {
@@ -208,6 +230,10 @@ pub(super) fn powers<S: Simd>(simd: S, scores: &mut [f32], sink: f32) -> (f32, f
 mod tests {
     use super::*;
 
+    fn one(position: usize) -> Range<usize> {
+        position..position + 1
+    }
+
     /// Every key that a query sees is met once, and few others are: work grows with what is seen.
     #[test]
     fn blocks_meet_what_is_seen_and_little_more() {
@@ -221,15 +247,28 @@ mod tests {
             (Span::Blocks { len: 50, back: 2 }, slack + 50),
             (Span::Strided { window: 64, sinks: 3, block: 8, every: 16 }, slack),
         ] {
-            let reach = Reach::new(span, N);
-            let met: usize = reach.blocks().map(|block| block.n * block.stride()).sum();
-            let seen = span.visible_pairs(N) as usize;
-            assert!(met >= seen && met <= seen + N * most_besides, "{span:?}: {met} for {seen}");
-            for block in reach.blocks() {
-                let lasting = &reach.lasting[..block.n_lasting];
-                for query in [block.first, block.first + block.n - 1] {
-                    let is_met = |key: &usize| *key >= block.first_near || lasting.contains(key);
-                    assert!((0..=query).filter(|&key| span.sees(query, key)).all(|key| is_met(&key)), "{span:?}");
+            let met = |reach: &Reach| -> usize { reach.blocks().map(|block| block.n * block.stride()).sum() };
+            let whole = Reach::new(span, std::iter::once(0..N));
+            for documents in
+                [vec![0..N], vec![0..1, 1..40, 40..3_000, 3_000..3_001, 3_001..N], (0..N).map(one).collect()]
+            {
+                let reach = Reach::new(span, documents.iter().cloned());
+                let seen: usize = documents.iter().map(|document| span.visible_pairs(document.len()) as usize).sum();
+                let met = (met(&reach), met(&whole));
+                assert!(met.0 >= seen && met.0 <= seen + N * most_besides, "{span:?}: {met:?} for {seen}");
+                assert!(met.0 <= met.1 + documents.len() * QUERIES * LANES, "{span:?}: {met:?}");
+                let queries: Vec<usize> = reach.blocks().flat_map(|block| block.first..block.first + block.n).collect();
+                assert!(queries.into_iter().eq(0..N));
+                for block in reach.blocks() {
+                    let document = documents.iter().rfind(|document| document.start <= block.first).unwrap();
+                    assert!(block.first_near >= document.start && block.first + block.n <= document.end);
+                    let lasting = &reach.lasting[block.first_lasting..][..block.n_lasting];
+                    assert!(lasting.iter().all(|&key| document.start <= key && key < block.first_near));
+                    for query in [block.first, block.first + block.n - 1] {
+                        let is_met = |key: usize| key >= block.first_near || lasting.contains(&key);
+                        let sees = |key: &usize| span.sees(query - document.start, key - document.start);
+                        assert!((document.start..=query).filter(sees).all(is_met), "{span:?}");
+                    }
                 }
             }
         }
