@@ -28,11 +28,11 @@ impl Converter {
 
     /// # Shapes
     ///
-    /// `[B, G, D] -> [B, G, R, D_below]`
-    pub fn forward(&self, conditioning: Tensor<3>) -> Tensor<4> {
+    /// `[B, G, D] -> [B, G·R, D_below]`
+    pub fn forward(&self, conditioning: Tensor<3>) -> Tensor<3> {
         let [batch, n_groups, _] = conditioning.dims();
         let prefix = self.proj.forward(conditioning); // [B, G, R*D_below]
         let d_below = prefix.dims()[2] / self.prefix_len;
-        prefix.reshape([batch, n_groups, self.prefix_len, d_below])
+        prefix.reshape([batch, n_groups * self.prefix_len, d_below])
     }
 }

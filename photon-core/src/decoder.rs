@@ -27,7 +27,8 @@ use crate::nn::stack::{Stack, StackState};
 /// Converter and local transformer of one level.
 #[derive(Module, Debug)]
 pub struct Decoder {
-    converter: Converter,
+    /// From one vector to the prefix of a chunk.
+    pub converter: Converter,
     pub(crate) stack: Stack,
     chunk_len: usize,
     prefix_len: usize,
@@ -85,21 +86,21 @@ impl Decoder {
         }
     }
 
-    /// What is emitted for every unit of whole sequences; `documents` in chunks.
+    /// What is emitted for every unit of whole sequences, behind the prefixes of their chunks; `documents` in chunks.
     ///
     /// # Shapes
     ///
-    /// `conditioning: [B, G, D]`, `units: [B, G·C, D_below] -> [B, G·C, D_below]`
-    pub fn forward(&self, conditioning: Tensor<3>, units: Tensor<3>, documents: &Documents) -> Tensor<3> {
+    /// `prefixes: [B, G·R, D_below]`, `units: [B, G·C, D_below] -> [B, G·C, D_below]`
+    pub fn forward(&self, prefixes: Tensor<3>, units: Tensor<3>, documents: &Documents) -> Tensor<3> {
         const IN_GROUP: usize = 2;
         let [batch, n_units, d_below] = units.dims();
         let (n_groups, n_fed) = (n_units / self.chunk_len, self.group_len - self.prefix_len);
-        let prefix = self.converter.forward(conditioning); // [B, G, R, D]
+        let prefixes = prefixes.reshape([batch, n_groups, self.prefix_len, d_below]);
         let groups = match n_fed {
-            0 => prefix,
+            0 => prefixes,
             _ => {
                 let units = units.reshape([batch, n_groups, self.chunk_len, d_below]);
-                Tensor::cat(vec![prefix, units.narrow(IN_GROUP, 0, n_fed)], IN_GROUP)
+                Tensor::cat(vec![prefixes, units.narrow(IN_GROUP, 0, n_fed)], IN_GROUP)
             }
         }; // [B, G, S, D]
         let groups = groups.reshape([batch, n_groups * self.group_len, d_below]);
@@ -202,11 +203,7 @@ impl Decoder {
     /// The vectors that the slots read: `[b, N, D]`.
     fn gather(&self, input: DecoderInput, sources: &[Source]) -> Tensor<3> {
         let n_units = input.units.as_ref().map_or(0, |units| units.dims()[1]);
-        let prefix = input.conditioning.map(|conditioning| {
-            let prefix = self.converter.forward(conditioning);
-            let [batch, n_groups, prefix_len, d_below] = prefix.dims();
-            prefix.reshape([batch, n_groups * prefix_len, d_below]) // [b, g*R, D]
-        });
+        let prefix = input.conditioning.map(|conditioning| self.converter.forward(conditioning)); // [b, g*R, D]
         // A caller who wants the newest only may hand over the conditioning of the newest group only.
         let n_prefix = prefix.as_ref().map_or(0, |prefix| prefix.dims()[1]);
         let n_groups_started = sources.iter().fold(0, |n, source| match source {

@@ -42,13 +42,12 @@ impl Encoder {
         }
     }
 
-    /// Latents of whole chunks, from the start of the sequence; `documents` in chunks.
+    /// Latents of whole chunks, from the start of the sequence, of what the chunker made of them; `documents` in chunks.
     ///
     /// # Shapes
     ///
-    /// `[B, M·C, D_in] -> [B, M, D]`
-    pub fn forward(&self, units: Tensor<3>, documents: &Documents) -> Tensor<3> {
-        let chunks = self.chunker.forward(units); // [B, M, D]
+    /// `[B, M, D] -> [B, M, D]`
+    pub fn forward(&self, chunks: Tensor<3>, documents: &Documents) -> Tensor<3> {
         self.stack.forward(chunks, documents)
     }
 

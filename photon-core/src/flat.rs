@@ -14,6 +14,7 @@ use crate::init::Initializer;
 use crate::model::Hidden;
 use crate::nn::stack::Stack;
 use crate::state::FlatState;
+use crate::watch::{Output, Watch};
 
 /// A Llama-style transformer with an untied head.
 #[derive(Module, Debug)]
@@ -43,7 +44,7 @@ impl Flat {
     /// # Shapes
     ///
     /// `[B, T] -> [B, T, D]`
-    pub fn hidden(&self, token_ids: Tensor<2, Int>, documents: &Documents) -> Hidden {
+    pub fn hidden(&self, token_ids: Tensor<2, Int>, documents: &Documents, watch: &mut dyn Watch) -> Hidden {
         let [batch, n_tokens] = token_ids.dims();
         let start = self.start_rows(batch); // [B, 1, D]
         let x = match n_tokens {
@@ -53,8 +54,9 @@ impl Flat {
                 Tensor::cat(vec![start, earlier], 1)
             }
         };
-        let x = documents.begin_with(self.start.val(), x); // [B, T, D]
-        Hidden { tokens: self.stack.forward(x, documents), reconstructions: Vec::new() }
+        let x = watch.see(Output::Embedding, documents.begin_with(self.start.val(), x)); // [B, T, D]
+        let tokens = watch.see(Output::Stack, self.stack.forward(x, documents));
+        Hidden { tokens, reconstructions: Vec::new() }
     }
 
     /// The state before any token, and the hidden state of the first: `[B, D]`.

@@ -73,6 +73,7 @@ pub mod snapshot;
 pub mod state;
 pub mod tokenizer;
 pub mod unix_lines;
+pub mod watch;
 
 /// The commit that this program was built from, or `unknown`.
 pub const BUILD_COMMIT: &str = env!("PHOTON_COMMIT");

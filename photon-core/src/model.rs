@@ -15,6 +15,7 @@ use crate::init::Initializer;
 use crate::nn::compute::Compute;
 use crate::photon::{Photon, Reconstruction};
 use crate::state::State;
+use crate::watch::{Unwatched, Watch};
 
 /// Any model.
 #[derive(Module, Debug)]
@@ -96,8 +97,7 @@ impl Model {
     ///
     /// `[B, T] -> [B, T, D]`, T ≥ 1
     pub fn hidden(&self, token_ids: Tensor<2, Int>) -> Hidden {
-        let documents = Documents::whole_rows(token_ids.dims()[0]);
-        self.hidden_apart(token_ids, &documents)
+        self.hidden_watched(token_ids, &mut Unwatched)
     }
 
     /// The training forward up to the head, of each document as if it were alone.
@@ -110,10 +110,24 @@ impl Model {
     ///
     /// If `documents` are of another number of rows, or one does not start with a unit of the top level.
     pub fn hidden_apart(&self, token_ids: Tensor<2, Int>, documents: &Documents) -> Hidden {
+        self.hidden_of(token_ids, documents, &mut Unwatched)
+    }
+
+    /// The training forward up to the head, of rows that are one document each, with a look at every part.
+    ///
+    /// # Shapes
+    ///
+    /// `[B, T] -> [B, T, D]`, T ≥ 1
+    pub fn hidden_watched(&self, token_ids: Tensor<2, Int>, watch: &mut dyn Watch) -> Hidden {
+        let documents = Documents::whole_rows(token_ids.dims()[0]);
+        self.hidden_of(token_ids, &documents, watch)
+    }
+
+    fn hidden_of(&self, token_ids: Tensor<2, Int>, documents: &Documents, watch: &mut dyn Watch) -> Hidden {
         assert_eq!(documents.n_rows(), token_ids.dims()[0], "documents of each row");
         match self {
-            Self::Photon(model) => model.hidden(token_ids, documents),
-            Self::Flat(model) => model.hidden(token_ids, documents),
+            Self::Photon(model) => model.hidden(token_ids, documents, watch),
+            Self::Flat(model) => model.hidden(token_ids, documents, watch),
         }
     }
 

@@ -26,6 +26,7 @@ use crate::infer_config::{InferPlan, Stage};
 use crate::init::Initializer;
 use crate::model::Hidden;
 use crate::state::PhotonState;
+use crate::watch::{Output, Watch};
 
 /// The hierarchical language model.
 ///
@@ -83,7 +84,7 @@ impl Photon {
     /// # Shapes
     ///
     /// `[B, T] -> [B, T, D_0]`
-    pub fn hidden(&self, token_ids: Tensor<2, Int>, documents: &Documents) -> Hidden {
+    pub fn hidden(&self, token_ids: Tensor<2, Int>, documents: &Documents, watch: &mut dyn Watch) -> Hidden {
         let [batch, n_tokens] = token_ids.dims();
         // In the units of every level, finest first.
         let in_units = |level| documents.in_units(self.config.tokens_per_unit(level));
@@ -91,10 +92,12 @@ impl Photon {
         let token_ids = pad_tokens(token_ids, n_tokens.next_multiple_of(self.config.meta_chunk_tokens()));
 
         // Up: every level's units, finest first. `units[l]` is what decoder l+1 reads.
-        let mut units = vec![self.decoder_embedding.forward(token_ids.clone())]; // [B, T, D_0]
-        let mut below = self.encoder_embedding.forward(token_ids); // [B, T, D_embed]
-        for (encoder, documents) in self.encoders.iter().zip(&documents) {
-            below = encoder.forward(below, documents); // [B, M_l, D_l]
+        let tokens = self.decoder_embedding.forward(token_ids.clone());
+        let mut units = vec![watch.see(Output::DecoderEmbedding, tokens)]; // [B, T, D_0]
+        let mut below = watch.see(Output::Embedding, self.encoder_embedding.forward(token_ids)); // [B, T, D_embed]
+        for ((encoder, documents), level) in self.encoders.iter().zip(&documents).zip(1..) {
+            let chunks = watch.see(Output::Chunker(level), encoder.chunker.forward(below)); // [B, M_l, D_l]
+            below = watch.see(Output::Encoder(level), encoder.forward(chunks, documents)); // [B, M_l, D_l]
             units.push(below.clone());
         }
 
@@ -111,7 +114,10 @@ impl Photon {
         let mut reconstructions = Vec::with_capacity(self.decoders.len() - 1);
         for (level, decoder) in self.decoders.iter().enumerate().rev() {
             let contents = units.swap_remove(level);
-            conditioning = decoder.forward(conditioning, contents.clone(), &documents[level]); // [B, M_level, D_level]
+            let prefixes = decoder.converter.forward(conditioning);
+            let prefixes = watch.see(Output::Converter(level + 1), prefixes); // [B, G*R, D_level]
+            conditioning = decoder.forward(prefixes, contents.clone(), &documents[level]);
+            conditioning = watch.see(Output::Decoder(level + 1), conditioning); // [B, M_level, D_level]
             if level > 0 {
                 reconstructions.push(Reconstruction { level, emitted: conditioning.clone(), latents: contents });
             }

@@ -105,7 +105,7 @@ fn log_sum_exp(logits: &[f32]) -> f64 {
 }
 
 /// The first of the largest.
-fn likeliest(logits: &[f32]) -> usize {
+pub(crate) fn likeliest(logits: &[f32]) -> usize {
     (0..logits.len()).fold(0, |best, index| if logits[index] > logits[best] { index } else { best })
 }
 
