@@ -1,5 +1,5 @@
-//! What caches say they hold is what the process holds for them, and how much a prefill takes beside them. A program of
-//! its own, for it counts every allocation.
+//! What caches say they hold is what the process holds for them, how much a prefill takes beside them, and that updates
+//! leave nothing behind. A program of its own, for it counts every allocation.
 
 #![expect(
     clippy::unwrap_used,
@@ -16,6 +16,10 @@ use photon_core::infer_config::InferConfig;
 use photon_core::model::Model;
 use photon_core::state::CacheUse;
 use photon_infer::session::Session;
+use photon_train::config::OptimizerConfig;
+use photon_train::data::Batch;
+use photon_train::replicas::Replicas;
+use photon_train::step::Learner;
 
 #[global_allocator]
 static ALLOCATED: PeakAlloc = PeakAlloc;
@@ -102,4 +106,32 @@ fn what_a_prefill_takes_beside_the_caches_does_not_grow_with_the_batch() {
     println!("{few} bytes with 32 rows, {many} with 512");
     // Lists of tokens and logits are there once a row.
     assert!(many < 2 * few, "{few} bytes with 32 rows, {many} with 512");
+}
+
+#[test]
+fn updates_leave_nothing_behind() {
+    const N_UPDATES: usize = 40;
+    let _counting = COUNTING.lock().unwrap_or_else(PoisonError::into_inner);
+    let tokens: Vec<u32> = (0..256).map(|index| index * 7 % 50).collect();
+    let batch = Batch::full(tokens, 64);
+    for (name, toml) in [("flat", FLAT), ("photon", PHOTON)] {
+        for (checkpointing, n_replicas) in [(false, 1), (false, 2), (true, 2)] {
+            let device = Device::flex().autodiff();
+            let device = if checkpointing { device.gradient_checkpointing() } else { device };
+            let mut model = Model::new(&model_config(toml), 1, &device);
+            let replicas = Replicas::new(n_replicas).unwrap();
+            let mut learner = Learner::new(&model, &OptimizerConfig::default(), 0.0, 1, replicas);
+            let mut usage = Vec::new();
+            for _ in 0..2 {
+                for _ in 0..N_UPDATES {
+                    (model, _) = learner.learn(model, &batch, 1e-3);
+                }
+                usage.push(ALLOCATED.current_usage());
+            }
+            let kept = usage[1].saturating_sub(usage[0]) / N_UPDATES;
+            let case = format!("{name}, {n_replicas} replicas, checkpointing {checkpointing}");
+            println!("{case}: {kept} bytes an update stay");
+            assert!(kept < 100, "{case}: {kept} bytes an update stay");
+        }
+    }
 }

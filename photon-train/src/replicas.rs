@@ -13,6 +13,7 @@ use burn::tensor::{Int, Tensor, TensorData};
 use photon_core::loss::Objective;
 use photon_core::model::Model;
 use photon_core::nn::compute::Compute;
+use photon_core::nn::leaves::with_own_leaves;
 use rayon::ThreadPool;
 
 use crate::data::Batch;
@@ -99,8 +100,7 @@ impl Replicas {
             let workers: Vec<_> = shares
                 .zip(&self.pools)
                 .map(|(share, pool)| {
-                    // Leaves of its own: graphs that share one would be run backward together.
-                    let model = model.clone().fork(&model.device());
+                    let model = with_own_leaves(model.clone());
                     scope.spawn(move || pool.install(move || work(&model, share)))
                 })
                 .collect();

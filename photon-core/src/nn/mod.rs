@@ -6,6 +6,7 @@ pub mod block_pick;
 pub mod compute;
 pub mod feed_forward;
 pub mod fused;
+pub mod leaves;
 mod recompute;
 pub mod rope;
 pub mod span;

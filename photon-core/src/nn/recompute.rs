@@ -14,6 +14,7 @@ use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::{GradientCheckpointingStrategy, Tensor};
 
 use super::fused::has_kernels;
+use super::leaves::with_own_leaves;
 
 type Tracked = Autodiff<Flex, BalancedCheckpointing>;
 
@@ -52,7 +53,7 @@ where
         OpsKind::Tracked(prep) => {
             let x = <Tracked as AutodiffBackend>::inner(tensors.swap_remove(0));
             // Leaves of its own: the graph of the second run is not to hang together with this one.
-            prep.finish(Again { block: block.clone().fork(&device), x, run }, out)
+            prep.finish(Again { block: with_own_leaves(block.clone()), x, run }, out)
         }
         OpsKind::UnTracked(prep) => prep.finish(out),
     };
