@@ -31,7 +31,7 @@ fn cases() -> Vec<(Case, &'static str)> {
 /// Hardly more blocks on the device than are taken at once.
 fn offload(stages: &str, storage: &str) -> String {
     format!(
-        "[[caches]]\nstages = \"{stages}\"\noffload = {{ resident_blocks = 3 }}\n\
+        "[[caches]]\nstages = \"{stages}\"\noffload = {{ resident_blocks = 3, prefetch = true }}\n\
          [[caches]]\nstages = \"all\"\nkeys = \"{storage}\"\nvalues = \"{storage}\""
     )
 }
@@ -89,7 +89,7 @@ fn a_storage_costs_in_host_memory_what_it_costs_on_the_device() {
         let tokens = random_rows(1, 60, 43).remove(0);
         for storage in ["f16", "bf16", "int8", "int4"] {
             let with_tier = offload(stages, storage);
-            let without = with_tier.replace("offload = { resident_blocks = 3 }", "");
+            let without = with_tier.replace("offload = { resident_blocks = 3, prefetch = true }", "");
             let of = |toml: &str| take_up(&model, &mut model.begin_with(1, &plan(toml, &case.config)).0, &tokens, 1);
             let difference = max_difference(&of(&with_tier), &of(&without));
             assert!(difference < 1e-4, "{}, {storage}: {difference}", case.name);
@@ -184,6 +184,9 @@ fn offload_is_refused_by_name_where_nothing_is_cold() {
     let unknown = "[[caches]]\nstages = \"all\"\noffload = { resident = 8 }";
     let message = toml::from_str::<InferConfig>(unknown).unwrap_err().to_string();
     expect(message, &["resident_blocks"]);
-    let without_prefetch = "[[caches]]\nstages = \"encoders\"\noffload = { resident_blocks = 2, prefetch = false }";
-    assert!(!plan(without_prefetch, &picked.config).caches[0].config.offload.unwrap().prefetch);
+    let prefetch = |more: &str| {
+        let toml = format!("[[caches]]\nstages = \"encoders\"\noffload = {{ resident_blocks = 2{more} }}");
+        plan(&toml, &picked.config).caches[0].config.offload.unwrap().prefetch
+    };
+    assert!(!prefetch("") && prefetch(", prefetch = true"));
 }

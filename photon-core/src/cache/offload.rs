@@ -11,9 +11,9 @@
 //! host memory for good; a fixed number of slots on the device hold copies, and the one least recently used gives way.
 //! Blocks of sinks have places of their own.
 //!
-//! After a call, the blocks next to those that its last query took are brought in before anybody asks (those taken
-//! are on the device already). They are guesses: until they are taken they give way first, and few of them displace
-//! a block that was taken. On the CPU backend device and host are one memory: the tiers are counted apart.
+//! With `prefetch`, after a call the blocks next to those that its last query took are brought in before anybody asks
+//! (those taken are on the device already). They are guesses: until they are taken they give way first, and few of them
+//! displace a block that was taken. On the CPU backend device and host are one memory: the tiers are counted apart.
 //!
 //! ```text
 //!  tier         means, slots and host blocks of all rows
@@ -36,13 +36,10 @@ pub struct Offload {
     /// Blocks of each row and layer that fit on the device beside the window and the sinks: at least as many as a
     /// position picks.
     pub resident_blocks: usize,
-    /// Whether blocks are brought in before they are asked for.
-    #[serde(default = "yes")]
+    /// Whether blocks are brought in before they are asked for. Off by default: on a trained model it lowered the share of
+    /// hits (`experiments/offload`).
+    #[serde(default)]
     pub prefetch: bool,
-}
-
-fn yes() -> bool {
-    true
 }
 
 /// What a tier holds in host memory, and what has happened in it so far, over all rows.
