@@ -2,6 +2,7 @@
 //!
 //! One multiply and one add are two FLOPs; only matrix products count, attention by the pairs that its span sees.
 //! Kernels work on blocks and compute a few pairs at their edges besides, which serve nobody and are not counted.
+//! Sequences count whole: documents that are kept apart in a row have fewer pairs than that.
 //! Where blocks are picked by their scores, those are the most pairs that a pick can open, and the scores count too.
 //! Training is three forwards: the backward pass makes two products for each one.
 

@@ -142,7 +142,7 @@ mod tests {
         let ranges = |documents: &Documents, row, n| documents.of_row(row, n).collect::<Vec<_>>();
         assert_eq!(ranges(&tokens, 0, 12), [0..6, 6..8, 8..12]);
         assert_eq!(ranges(&tokens, 0, 7), [0..6, 6..7], "a row that ends before its last document");
-        assert_eq!(ranges(&tokens, 1, 12), [0..12]);
+        assert!(tokens.of_row(1, 12).eq(std::iter::once(0..12)));
         let units = tokens.in_units(2);
         assert_eq!(ranges(&units, 0, 6), [0..3, 3..4, 4..6]);
         assert_eq!(ranges(&units.in_groups(3), 0, 18), [0..9, 9..12, 12..18]);

@@ -7,8 +7,10 @@ use std::path::Path;
 use serde_json::Value;
 
 use crate::programs::{
-    CHEAP, assert_says, complaint_of, json_of, photon_train, set, some_text, stdout_of, write_tiny_run,
+    CHEAP, assert_says, complaint_of, json_of, photon_train, set, some_text, stdout_of, write_run_of_clauses,
+    write_tiny_run,
 };
+use crate::runs::number;
 
 /// A run of two sources, one of them packed lines.
 pub(crate) fn write_mixed_run(folder: &Path) -> std::path::PathBuf {
@@ -78,6 +80,44 @@ fn documents_apart_need_rows_of_whole_chunks() {
         &set(["data.packing=documents", "seq_len=30"]).iter().map(String::as_str).collect::<Vec<_>>(),
     ));
     assert_says(&complaint, &["seq_len = 30: must be a multiple of the product of the chunk lengths"]);
+}
+
+#[test]
+fn a_document_mask_needs_documents_that_begin_with_chunks() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = write_tiny_run(folder.path());
+    let complaint = complaint_of(prepare(&run, folder.path(), &["--set", "data.document_mask=true"]));
+    assert_says(&complaint, &["data.document_mask = true: needs data.packing = \"documents\" beside it"]);
+}
+
+/// A run's own held-out number, from its checkpoint and the text.
+#[test]
+fn eval_keeps_documents_apart_where_it_is_asked_to() {
+    let folder = tempfile::tempdir().unwrap();
+    let (run, out) = (write_run_of_clauses(folder.path()), folder.path().join("run"));
+    let held_out = folder.path().join("held-out.jsonl");
+    let lines = ["one clause", "and another that is longer than a few chunks, to fill a row", "I"];
+    fs::write(&held_out, lines.map(|text| serde_json::json!({ "text": text }).to_string() + "\n").concat()).unwrap();
+    let data = format!("data.sources.0.held_out={{ paths = {{ paths = [{:?}] }} }}", held_out.display().to_string());
+    let mut command = photon_train(["run".as_ref(), run.as_os_str(), "--out".as_ref(), out.as_os_str()]);
+    command.args(set(["steps=2", "seq_len=64", "eval.max_tokens=4096", &data, "data.sources.1.held_out=nothing"]));
+    command.assert().success();
+    let metrics = fs::read_to_string(out.join("metrics.jsonl")).unwrap();
+    let last: Value = serde_json::from_str(metrics.lines().last().unwrap()).unwrap();
+    let eval = |args: &[&str]| {
+        let mut command =
+            photon_train(["eval".as_ref(), out.join("checkpoints/last").as_os_str(), held_out.as_os_str()]);
+        command.args(["--seq-len", "64", "--format", "json"]).args(args);
+        json_of(command).remove(0)
+    };
+    let (found, expected) = (eval(&["--document-mask"]), &last["held_out"]);
+    assert_eq!(found["n_tokens"], expected["n_tokens"]);
+    let nats = |line: &Value| number(line, "nats_per_token");
+    assert!((nats(&found) - nats(expected)).abs() < 1e-6, "{found}, the run said {expected}");
+    assert_ne!(nats(&eval(&[])), nats(&found));
+    let mut command = photon_train(["eval".as_ref(), out.join("checkpoints/last").as_os_str(), held_out.as_os_str()]);
+    command.args(["--seq-len", "62", "--document-mask"]);
+    assert_says(&complaint_of(command), &["--seq-len 62: must be a multiple of 4"]);
 }
 
 #[test]

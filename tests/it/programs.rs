@@ -146,6 +146,24 @@ pub(crate) fn write_tiny_run(folder: &Path) -> PathBuf {
     path
 }
 
+/// The same on documents as short as a clause, kept apart, and on a longer text: two sources.
+pub(crate) fn write_run_of_clauses(folder: &Path) -> PathBuf {
+    let path = write_tiny_run(folder);
+    let text = String::from_utf8(some_text(12_000)).unwrap();
+    let clauses = text.split([',', ';', '.']).map(str::trim).filter(|clause| !clause.is_empty());
+    let lines: String = clauses.map(|clause| serde_json::json!({ "text": clause }).to_string() + "\n").collect();
+    std::fs::write(folder.join("clauses.jsonl"), lines).unwrap();
+    let (before, after) =
+        TINY_RUN.split_once("paths = [\"text.txt\"]\nheld_out = { tail = { fraction = 0.1 } }").unwrap();
+    let data = "packing = \"documents\"\ndocument_mask = true\n\
+                [[data.sources]]\nname = \"clauses\"\npaths = [\"clauses.jsonl\"]\nweight = 3.0\n\
+                held_out = { documents = { fraction = 0.2 } }\n\
+                [[data.sources]]\nname = \"book\"\npaths = [\"text.txt\"]\nweight = 1.0\n\
+                held_out = { tail = { fraction = 0.1 } }";
+    std::fs::write(&path, format!("{before}{data}{after}")).unwrap();
+    path
+}
+
 /// A tiny checkpoint of bytes, trained by the program; the first caller waits for it.
 pub(crate) fn tiny_checkpoint() -> &'static Path {
     static CHECKPOINT: OnceLock<PathBuf> = OnceLock::new();

@@ -5,6 +5,7 @@ use std::path::Path;
 use burn::tensor::Device;
 use photon_core::model::Model;
 use photon_train::config::RunConfig;
+use photon_train::data::Packing;
 use serde_json::Value;
 
 use crate::programs::assert_says;
@@ -120,6 +121,36 @@ fn rows_grow_and_evaluations_stay_as_they_are() {
     let cut = trained(&["steps=8", stages, "micro_batch_size=1"]);
     for (a, b) in run.losses_nats().iter().zip(cut.losses_nats()) {
         assert!((a - b).abs() < 1e-4, "{a} {b}");
+    }
+}
+
+#[test]
+fn documents_are_kept_apart_in_training_and_evaluation() {
+    for (model, packing) in
+        [(None, Packing::Documents), (Some(FLAT), Packing::Documents), (Some(FLAT), Packing::Stream)]
+    {
+        let run_of = |document_mask: bool, overrides: &[&str]| {
+            let mut run = Run::of_clauses(&[&["steps=30", "eval.every_steps=30"], overrides].concat());
+            if let Some(model) = model {
+                run.config.model = crate::support::parse(model);
+            }
+            (run.config.train.data.packing, run.config.train.data.document_mask) = (packing, document_mask);
+            run.train().unwrap();
+            run
+        };
+        let (masked, plain) = (run_of(true, &[]), run_of(false, &[]));
+        let [before, after] = evaluations(&masked).try_into().unwrap();
+        assert!(after < 0.8 * before, "{before} became {after}");
+        // The same rows, seen in another way.
+        let tokens = |run: &Run| -> Vec<f64> { steps(run).iter().map(|line| number(line, "tokens")).collect() };
+        assert_eq!(tokens(&masked), tokens(&plain));
+        assert_ne!(evaluations(&masked)[0], evaluations(&plain)[0]);
+        assert_ne!(masked.losses_nats()[0], plain.losses_nats()[0]);
+        // However rows are dealt out, their documents go with them.
+        let cut = run_of(true, &["replicas=2", "micro_batch_size=1"]);
+        for (a, b) in masked.losses_nats().iter().zip(cut.losses_nats()) {
+            assert!((a - b).abs() < 1e-4, "{a} {b}");
+        }
     }
 }
 

@@ -28,7 +28,10 @@ fn checkpoints_of(out: &Path) -> Vec<String> {
 
 /// Begins a run that stops after a step.
 fn stopped(overrides: &[&str], after: u64) -> Run {
-    let run = Run::new(overrides);
+    stopped_run(Run::new(overrides), after)
+}
+
+fn stopped_run(run: Run, after: u64) -> Run {
     let stop = std::sync::atomic::AtomicBool::new(false);
     let outcome = run.train_watched(&stop, &mut StopsAfter { step: after, stop: &stop, notices: Vec::new() }).unwrap();
     assert_eq!((outcome.steps, outcome.interrupted), (after, true));
@@ -99,6 +102,26 @@ fn a_run_in_pieces_is_the_run_in_one() {
         // There is nothing left to do.
         run.resume(None).unwrap();
         assert_same(&run, &expected);
+    }
+}
+
+#[test]
+fn a_run_that_keeps_documents_apart_in_pieces_is_the_run_in_one() {
+    let plain = ["steps=40", "alpha=0.3", "checkpoint_every_steps=25", "eval.every_steps=20"];
+    for others in [&[CURRICULUM, "replicas=2", "micro_batch_size=2"][..], &["gradient_checkpointing=true"]] {
+        let overrides = [&plain[..], others].concat();
+        let expected = Run::of_clauses(&overrides);
+        expected.train().unwrap();
+        let run = stopped_run(Run::of_clauses(&overrides), 3);
+        for piece in [Some(4), Some(30), None] {
+            run.resume(piece).unwrap();
+        }
+        assert_same(&run, &expected);
+        // Another run it cannot become.
+        let mut config = run.config.clone();
+        config.train.data.document_mask = false;
+        let said = run.resume_as(&config).unwrap_err().to_string();
+        assert_says(&said, &["data.document_mask: was true, now absent"]);
     }
 }
 

@@ -1,7 +1,7 @@
 //! Runs of a tiny model through the library.
 
 use std::fmt::Display;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -17,7 +17,7 @@ use photon_train::trainer::{RunPlace, TrainError, train};
 use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::programs::write_tiny_run;
+use crate::programs::{write_run_of_clauses, write_tiny_run};
 
 /// A run in a folder of its own.
 pub(crate) struct Run {
@@ -27,9 +27,18 @@ pub(crate) struct Run {
 
 impl Run {
     pub(crate) fn new(overrides: &[&str]) -> Self {
+        Self::written(write_tiny_run, overrides)
+    }
+
+    /// On short documents that are kept apart.
+    pub(crate) fn of_clauses(overrides: &[&str]) -> Self {
+        Self::written(write_run_of_clauses, overrides)
+    }
+
+    fn written(write: fn(&Path) -> PathBuf, overrides: &[&str]) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let overrides: Vec<String> = overrides.iter().map(|text| (*text).to_owned()).collect();
-        let config = RunConfig::load(&write_tiny_run(folder.path()), &overrides).unwrap();
+        let config = RunConfig::load(&write(folder.path()), &overrides).unwrap();
         Self { folder, config }
     }
 

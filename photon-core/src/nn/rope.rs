@@ -71,6 +71,19 @@ mod tests {
     use super::*;
 
     #[test]
+    fn places_in_a_list_are_turned_as_positions_are() {
+        let device = Device::flex();
+        let places = [vec![0, 1, 2, 0], vec![0, 0, 1, 2]];
+        let picked = Rotation::new(&[vec![5, 3, 8, 13]], 4, 100.0, &device).at(&places);
+        let whole =
+            Rotation::new(&places.map(|row| row.iter().map(|&place| [5, 3, 8][place]).collect()), 4, 100.0, &device);
+        for (picked, whole) in [(picked.cos, whole.cos), (picked.sin, whole.sin)] {
+            assert_eq!(picked.dims(), [2, 4, 1, 2]);
+            picked.into_data().assert_eq(&whole.into_data(), true);
+        }
+    }
+
+    #[test]
     fn scores_depend_on_the_offset_alone() {
         let device = Device::flex();
         let q = Tensor::<4>::from_floats([[[[0.3, -1.0, 0.5, 0.7]]]], &device);

@@ -28,6 +28,9 @@ pub(super) struct EvalArgs {
     /// Key of the text in a line of a .jsonl file, or column of a .parquet file.
     #[arg(long, default_value = "text")]
     text_field: String,
+    /// Compute each document as if it were alone, begun with a chunk of its own: as runs with `data.document_mask` do.
+    #[arg(long)]
+    document_mask: bool,
     /// auto, cpu, cuda or wgpu.
     #[arg(long, default_value = "auto")]
     device: DeviceChoice,
@@ -47,6 +50,19 @@ pub(super) fn run(args: &EvalArgs) -> Result<()> {
     progress.end();
     log(skipped);
     anyhow::ensure!(store.len() >= 2, "the text has {} tokens, at least 2 are needed", store.len());
+    let store = match args.document_mask {
+        true => {
+            let chunk_tokens = checkpoint.model.config().meta_chunk_tokens();
+            let is_whole = args.seq_len.is_multiple_of(chunk_tokens);
+            anyhow::ensure!(
+                is_whole,
+                "--seq-len {}: must be a multiple of {chunk_tokens}, the tokens under one unit of the top level, beside --document-mask",
+                args.seq_len
+            );
+            store.aligned(chunk_tokens).with_document_mask()
+        }
+        false => store,
+    };
     let replicas = Replicas::new(default_replicas(device.name))?;
     let result = evaluate(&checkpoint.model, &checkpoint.tokenizer, &store, args.seq_len, args.max_tokens, &replicas);
     match args.format {

@@ -163,21 +163,14 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         // With their ends: 3, 2 and 10 tokens.
         let stream = store_of(&folder, &["ab", "c", "defghijkl"]);
-        let starts = |store: &TokenStore, windows: &[Range<usize>], n: usize| -> Vec<Vec<Range<usize>>> {
-            let batch = Batch::read(store, windows, n);
-            (0..windows.len()).map(|row| batch.apart.of_row(row, n).collect()).collect()
-        };
-        let one = |range: Range<usize>| range;
-        assert_eq!(starts(&stream, &[0..8, 4..10], 8), [[one(0..8)], [one(0..8)]]);
+        let apart = |store: &TokenStore, windows: &[Range<usize>], seq_len| Batch::read(store, windows, seq_len).apart;
+        assert_eq!(apart(&stream, &[0..8, 4..10], 8), Documents::whole_rows(2));
         let masked = stream.clone().with_document_mask();
-        assert_eq!(starts(&masked, &[0..8, 4..10], 8), [vec![0..3, 3..5, 5..8], vec![0..1, 1..8]]);
+        assert_eq!(apart(&masked, &[0..8, 4..10], 8), Documents::new(vec![vec![0, 3, 5], vec![0, 1]]));
         // Padding goes with the document before it; one that goes on from the row before starts with the row.
         let aligned = stream.aligned(4).with_document_mask();
-        assert_eq!(
-            starts(&aligned, &[0..12, 4..16, 16..20], 12),
-            [vec![0..4, 4..8, 8..12], vec![0..4, 4..12], vec![0..12]]
-        );
         let batch = Batch::read(&aligned, &[0..12, 4..16, 16..20], 12);
+        assert_eq!(batch.apart, Documents::new(vec![vec![0, 4, 8], vec![0, 4], vec![0]]));
         let parts = batch.split(2);
         assert_eq!(parts[0].apart, Documents::new(vec![vec![0, 4, 8], vec![0, 4]]));
         assert_eq!(parts[1].apart, Documents::whole_rows(1));

@@ -10,7 +10,7 @@ use photon_train::checkpoint::Checkpoints;
 use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::programs::{assert_says, path_of, repository, set, write_tiny_run};
+use crate::programs::{assert_says, path_of, repository, set, write_run_of_clauses, write_tiny_run};
 use crate::runs::{assert_same_curve, without_machine};
 use crate::weights::Weights;
 
@@ -26,8 +26,12 @@ struct Job {
 
 impl Job {
     fn new(n_ranks: usize) -> Self {
+        Self::written(write_tiny_run, n_ranks)
+    }
+
+    fn written(write: fn(&Path) -> PathBuf, n_ranks: usize) -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let config = write_tiny_run(folder.path());
+        let config = write(folder.path());
         Self { folder, config, n_ranks }
     }
 
@@ -90,11 +94,21 @@ fn stderr_of(output: &Output) -> String {
 
 #[test]
 fn two_and_three_processes_learn_what_one_does() {
-    let alone = Job::new(1);
+    assert_equal(write_tiny_run);
+}
+
+#[test]
+fn two_and_three_processes_keep_documents_apart_as_one_does() {
+    assert_equal(write_run_of_clauses);
+}
+
+#[track_caller]
+fn assert_equal(write: fn(&Path) -> PathBuf) {
+    let alone = Job::written(write, 1);
     alone.run(&[]);
     let expected = alone.metrics();
     for n_ranks in [2, 3] {
-        let job = Job::new(n_ranks);
+        let job = Job::written(write, n_ranks);
         job.run(&[]);
         let found = job.metrics();
         assert_same_curve(&found, &expected, &format!("{n_ranks} processes"));

@@ -20,7 +20,7 @@ pub enum SequenceMask {
     /// `[B or 1, 1, N, N]`; where blocks are picked, what is seen whatever is picked.
     AllPairs(Tensor<4>),
     /// Blocks are picked within documents.
-    Picked(DocumentBlocks),
+    Picked(Box<DocumentBlocks>),
     /// Block by block.
     Blocks(BlocksMask),
 }
@@ -31,7 +31,7 @@ impl SequenceMask {
         match self {
             Self::Kernel(documents) => Self::Kernel(documents),
             Self::AllPairs(mask) => Self::AllPairs(mask.inner()),
-            Self::Picked(blocks) => Self::Picked(blocks.inner()),
+            Self::Picked(blocks) => Self::Picked(Box::new(blocks.inner())),
             Self::Blocks(blocks) => Self::Blocks(BlocksMask { mask: blocks.mask.inner(), ..blocks }),
         }
     }
@@ -57,7 +57,7 @@ pub fn sequence_mask(spec: &StackSpec, documents: &Documents, n_positions: usize
     if let Some(pick) = spec.pick {
         return match documents.are_whole_rows() {
             true => SequenceMask::AllPairs(pick.fixed_mask(&[(0..n_positions).collect()], n_positions, device)),
-            false => SequenceMask::Picked(DocumentBlocks::new(pick, documents, n_positions, device)),
+            false => SequenceMask::Picked(Box::new(DocumentBlocks::new(pick, documents, n_positions, device))),
         };
     }
     // Attention over positions is in f32, whatever the products with weights are in.
