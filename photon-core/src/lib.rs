@@ -22,7 +22,7 @@
 //!
 //! The modules follow that order: [`tokenizer`], [`chunker`], [`encoder`], [`converter`], [`decoder`],
 //! [`photon`] (all stages together) and [`flat`] (the plain transformer built of the same blocks);
-//! [`state`] is what generation carries along, [`advance`] what it may leave out, [`loss`] what training minimises.
+//! [`state`] is what generation carries along, [`advance`] what it may leave out, [`loss`] what training minimises, [`score`] what evaluation asks.
 //!
 //! # Words and symbols
 //!
@@ -68,6 +68,7 @@ pub mod model;
 pub mod nn;
 pub mod photon;
 pub mod sampler;
+pub mod score;
 pub mod snapshot;
 pub mod state;
 pub mod tokenizer;
