@@ -17,6 +17,7 @@ mod faults;
 mod fidelity;
 mod gradients;
 mod import;
+mod lm_eval;
 mod memory;
 mod offload;
 mod probe;

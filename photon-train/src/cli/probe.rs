@@ -8,7 +8,7 @@ use photon_core::checkpoint::{Checkpoint, trained_seq_len};
 use photon_core::device::DeviceChoice;
 use photon_train::data::tokenise_texts;
 use photon_train::probe::context::{ContextUse, context, default_depths};
-use photon_train::probe::copy::{Copy, DEFAULT_SPANS, copy, default_distances};
+use photon_train::probe::copy::{Copy, copy, default_distances, default_spans};
 use photon_train::probe::length::{DEFAULT_FACTORS, LengthUse, default_factors, length};
 use photon_train::probe::{Estimate, Setup};
 use photon_train::replicas::{Replicas, default_replicas};
@@ -39,9 +39,9 @@ pub(super) struct ProbeArgs {
     /// Decides where those lie.
     #[arg(long, default_value_t = 0)]
     seed: u64,
-    /// copy: tokens of the span that stands twice.
-    #[arg(long, value_name = "TOKENS", value_delimiter = ',', default_values_t = DEFAULT_SPANS)]
-    spans: Vec<usize>,
+    /// copy: tokens of the span that stands twice. By default 16 and 64, where a row holds them.
+    #[arg(long, value_name = "TOKENS", value_delimiter = ',')]
+    spans: Option<Vec<usize>>,
     /// copy: tokens from its first beginning to its second. By default the powers of two that fit into a row.
     #[arg(long, value_name = "TOKENS", value_delimiter = ',')]
     distances: Option<Vec<usize>>,
@@ -115,8 +115,9 @@ pub(super) fn run(args: &ProbeArgs) -> Result<()> {
     };
     let is_wanted = |probe: Probe| args.probe.contains(&probe).then(|| progress.begin(name(probe)));
     let copy = is_wanted(Probe::Copy).map(|()| {
-        let distances = args.distances.clone().unwrap_or_else(|| default_distances(&setup, &args.spans));
-        copy(&setup, &args.spans, &distances)
+        let spans = args.spans.clone().unwrap_or_else(|| default_spans(&setup));
+        let distances = args.distances.clone().unwrap_or_else(|| default_distances(&setup, &spans));
+        copy(&setup, &spans, &distances)
     });
     let copy = copy.transpose()?;
     let context = is_wanted(Probe::Context).map(|()| {

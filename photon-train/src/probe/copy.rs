@@ -22,8 +22,8 @@ use super::{Estimate, ProbeError, Setup, windows};
 const PROBE: &str = "copy";
 const STREAM: u64 = 0;
 
-/// Spans that are planted where none are named.
-pub const DEFAULT_SPANS: [usize; 2] = [16, 64];
+/// Spans that are planted where none are named, if they fit.
+const DEFAULT_SPANS: [usize; 2] = [16, 64];
 
 /// One span length at one distance.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -85,6 +85,16 @@ pub fn copy(setup: &Setup, spans: &[usize], distances: &[usize]) -> Result<Vec<C
         }
     };
     Ok(pairs.iter().enumerate().map(line).collect())
+}
+
+/// 16 and 64 tokens where a row holds them twice, or else a quarter of it.
+pub fn default_spans(setup: &Setup) -> Vec<usize> {
+    let room = room(setup);
+    let mut spans: Vec<usize> = DEFAULT_SPANS.into_iter().filter(|span| 2 * span <= room).collect();
+    if spans.is_empty() {
+        spans.push((room / 4).max(1));
+    }
+    spans
 }
 
 /// Powers of two that fit into a row with one of the spans.
