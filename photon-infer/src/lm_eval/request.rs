@@ -119,7 +119,7 @@ mod tests {
             (r#"{"request": "generate_until", "context": "x", "max_gen_toks": -1}"#, "expected usize"),
             (r#"["loglikelihood_rolling", "x"]"#, "a request is an object"),
             ("{", "EOF"),
-            ("\"\\ud800\"", "lone leading surrogate"),
+            ("\"\\ud800\"", "hex escape"),
         ] {
             let error = Request::parse(line.as_bytes()).1.unwrap_err().to_string();
             assert!(error.contains(said), "{line}: {error}");
