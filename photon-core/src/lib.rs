@@ -22,7 +22,8 @@
 //!
 //! The modules follow that order: [`tokenizer`], [`chunker`], [`encoder`], [`converter`], [`decoder`],
 //! [`photon`] (all stages together) and [`flat`] (the plain transformer built of the same blocks);
-//! [`state`] is what generation carries along, [`advance`] what it may leave out, [`loss`] what training minimises, [`score`] what evaluation asks.
+//! [`state`] is what generation carries along, [`advance`] what it may leave out, [`loss`] what training minimises,
+//! [`score`] what evaluation asks.
 //!
 //! # Words and symbols
 //!
