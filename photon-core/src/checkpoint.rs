@@ -26,6 +26,8 @@ const FORMAT_KEY: &str = "photon_format_version";
 const WEIGHTS: &str = "model.safetensors";
 const CONFIG: &str = "config.toml";
 const TOKENIZER: &str = "tokenizer.json";
+/// What a run leaves beside its checkpoints.
+const RUN: &str = "run.toml";
 
 /// The largest header that is read; a billion-parameter model's is some 100 kB.
 const MAX_HEADER_BYTES: u64 = 64 << 20;
@@ -155,6 +157,16 @@ pub fn load_config(folder: &Path) -> Result<ModelConfig, CheckpointError> {
         true => Ok(config_file::load_model(&path, &[])?),
         false => Err(CheckpointError::NotACheckpoint { path: folder.into(), file: CONFIG }),
     }
+}
+
+/// Tokens of a row in the training that a checkpoint comes from, if its run is at hand: a `run.toml` in the folder or, for
+/// the `checkpoints` of a run, two folders up.
+pub fn trained_seq_len(folder: &Path) -> Option<usize> {
+    let seq_len = |path: PathBuf| {
+        let run: toml::Table = std::fs::read_to_string(path).ok()?.parse().ok()?;
+        usize::try_from(run.get("seq_len")?.as_integer()?).ok()
+    };
+    seq_len(folder.join(RUN)).or_else(|| seq_len(folder.join("../..").join(RUN)))
 }
 
 /// Writes a model into `folder`, which is made if it is not there; each file appears whole or not at all.

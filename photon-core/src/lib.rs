@@ -22,7 +22,8 @@
 //!
 //! The modules follow that order: [`tokenizer`], [`chunker`], [`encoder`], [`converter`], [`decoder`],
 //! [`photon`] (all stages together) and [`flat`] (the plain transformer built of the same blocks);
-//! [`documents`] are what a row may keep apart, [`state`] is what generation carries along, [`advance`] what it may leave out, [`loss`] what training minimises.
+//! [`documents`] are what a row may keep apart, [`state`] is what generation carries along, [`advance`] what it may leave
+//! out, [`loss`] what training minimises, [`score`] what evaluation asks, [`watch`] who looks on.
 //!
 //! # Words and symbols
 //!
@@ -69,6 +70,7 @@ pub mod model;
 pub mod nn;
 pub mod photon;
 pub mod sampler;
+pub mod score;
 pub mod snapshot;
 pub mod state;
 pub mod tokenizer;

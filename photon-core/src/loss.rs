@@ -98,20 +98,45 @@ pub fn token_nats(hidden: Tensor<2>, head: Tensor<2>, targets: Tensor<1, Int>) -
     nats
 }
 
-/// The cross-entropy of each target, and the log of the softmax's denominator, `[N]` each.
-fn nats_and_log_sums(hidden: Tensor<2>, head: Tensor<2>, targets: Tensor<1, Int>) -> [Tensor<1>; 2] {
-    let (n_positions, vocab_size) = (hidden.dims()[0], head.dims()[1]);
-    let (nats, log_sums) = pieces(n_positions, vocab_size)
+/// The cross-entropy of each target in nats, and the likeliest token in its place, `[N]` each.
+///
+/// # Shapes
+///
+/// `hidden: [N, D]`, `head: [D, V]`, `targets: [N]`
+pub fn token_nats_and_likeliest(
+    hidden: Tensor<2>,
+    head: Tensor<2>,
+    targets: Tensor<1, Int>,
+) -> (Tensor<1>, Tensor<1, Int>) {
+    let (nats, likeliest): (Vec<_>, Vec<_>) = pieces(hidden.dims()[0], head.dims()[1])
         .map(|piece| {
             let logits = hidden.clone().slice([piece.clone()]).matmul(head.clone()); // [n, V]
-            let largest = logits.clone().max_dim(1); // [n, 1]
-            let shifted = logits - largest.clone();
-            let target = shifted.clone().gather(1, targets.clone().slice([piece]).unsqueeze_dim(1)); // [n, 1]
-            let log_sum = shifted.exp().sum_dim(1).log();
-            (log_sum.clone() - target, log_sum + largest)
+            let likeliest = logits.clone().argmax(1); // [n, 1]
+            let [nats, _] = nats_and_log_sums_of(logits, targets.clone().slice([piece]));
+            (nats, likeliest)
+        })
+        .unzip();
+    (Tensor::cat(nats, 0).squeeze_dim(1), Tensor::cat(likeliest, 0).squeeze_dim(1))
+}
+
+/// The cross-entropy of each target, and the log of the softmax's denominator, `[N]` each.
+fn nats_and_log_sums(hidden: Tensor<2>, head: Tensor<2>, targets: Tensor<1, Int>) -> [Tensor<1>; 2] {
+    let (nats, log_sums) = pieces(hidden.dims()[0], head.dims()[1])
+        .map(|piece| {
+            let logits = hidden.clone().slice([piece.clone()]).matmul(head.clone()); // [n, V]
+            nats_and_log_sums_of(logits, targets.clone().slice([piece])).into()
         })
         .unzip();
     [nats, log_sums].map(|parts: Vec<Tensor<2>>| Tensor::cat(parts, 0).squeeze_dim(1))
+}
+
+/// The same of logits that are there: `[n, V]`, `[n] -> [n, 1]` each.
+fn nats_and_log_sums_of(logits: Tensor<2>, targets: Tensor<1, Int>) -> [Tensor<2>; 2] {
+    let largest = logits.clone().max_dim(1); // [n, 1]
+    let shifted = logits - largest.clone();
+    let target = shifted.clone().gather(1, targets.unsqueeze_dim(1)); // [n, 1]
+    let log_sum = shifted.exp().sum_dim(1).log();
+    [log_sum.clone() - target, log_sum + largest]
 }
 
 fn pieces(n_positions: usize, vocab_size: usize) -> impl Iterator<Item = std::ops::Range<usize>> {

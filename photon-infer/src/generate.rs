@@ -4,6 +4,8 @@
 //! Several continuations of one prompt are a batch of their own: the prompt goes through the model once, and they share
 //! what its caches hold.
 
+use std::collections::BTreeMap;
+
 use burn::tensor::Tensor;
 use photon_core::checkpoint::Checkpoint;
 use photon_core::infer_config::InferPlan;
@@ -43,6 +45,15 @@ pub struct Generation {
     pub reliefs: Vec<Relief>,
     /// Why rows ended before their time, if memory ran out.
     pub refusal: Option<SessionError>,
+}
+
+/// What to go on from, in tokens.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Prompt {
+    /// Number of the row of its first continuation; the others follow.
+    pub row: usize,
+    /// None where the model begins by itself.
+    pub token_ids: Vec<u32>,
 }
 
 /// Why nothing is generated any more.
@@ -138,26 +149,44 @@ pub fn generate(
     config: &GenerateConfig,
     emit: &mut Emit,
 ) -> Result<Generation, GenerateError> {
-    assert!(config.samples > 0, "no sample is asked for");
-    let encode = |(row, prompt): (usize, &String)| {
-        let ids = checkpoint.tokenizer.encode(prompt.as_bytes(), "the prompt");
-        ids.map_err(|source| GenerateError::Prompt { row, source })
+    let encode = |(index, prompt): (usize, &String)| {
+        let row = index * config.samples;
+        let token_ids = checkpoint.tokenizer.encode(prompt.as_bytes(), "the prompt");
+        let token_ids = token_ids.map_err(|source| GenerateError::Prompt { row: index, source })?;
+        Ok(Prompt { row, token_ids })
     };
-    let prompts: Vec<Vec<u32>> = prompts.iter().enumerate().map(encode).collect::<Result<_, _>>()?;
+    let prompts: Vec<Prompt> = prompts.iter().enumerate().map(encode).collect::<Result<_, GenerateError>>()?;
+    generate_after(checkpoint, &prompts, config, emit)
+}
+
+/// The same from tokens, for rows that the caller numbers; each number once.
+///
+/// # Errors
+///
+/// Logits that are not finite.
+///
+/// # Panics
+///
+/// If no samples are asked for, or the plan is for another model.
+pub fn generate_after(
+    checkpoint: &Checkpoint,
+    prompts: &[Prompt],
+    config: &GenerateConfig,
+    emit: &mut Emit,
+) -> Result<Generation, GenerateError> {
+    assert!(config.samples > 0, "no sample is asked for");
     let prompts_at_once = if config.samples == 1 { prompts.len().max(1) } else { 1 };
-    let mut completions: Vec<Option<Completion>> = vec![None; prompts.len() * config.samples];
+    let mut completions = BTreeMap::new();
     let mut log = CacheLog::default();
-    for (index, prompts) in prompts.chunks(prompts_at_once).enumerate() {
-        let batch = Batch::begin(checkpoint, prompts, index * prompts_at_once * config.samples, config)?;
-        batch.run(
-            &checkpoint.tokenizer,
-            config,
-            emit,
-            &mut |row, completion| completions[row] = Some(completion),
-            &mut log,
-        )?;
+    for prompts in prompts.chunks(prompts_at_once) {
+        let batch = Batch::begin(checkpoint, prompts, config)?;
+        let mut finished = |row, completion| {
+            completions.insert(row, completion);
+        };
+        batch.run(&checkpoint.tokenizer, config, emit, &mut finished, &mut log)?;
     }
-    let completions = completions.into_iter().map(|row| row.expect("every row ends")).collect();
+    let rows = prompts.iter().flat_map(|prompt| prompt.row..prompt.row + config.samples);
+    let completions = rows.map(|row| completions.remove(&row).expect("every row ends")).collect();
     let CacheLog { stages: caches, reliefs, refusal } = log;
     Ok(Generation { completions, caches, reliefs, refusal })
 }
@@ -171,25 +200,22 @@ pub(crate) fn rows_of(logits: Tensor<2>) -> Vec<Vec<f32>> {
 
 impl<'a> Batch<'a> {
     /// Takes up one prompt with all its samples, or several with one each.
-    fn begin(
-        checkpoint: &'a Checkpoint,
-        prompts: &[Vec<u32>],
-        first_row: usize,
-        config: &GenerateConfig,
-    ) -> Result<Self, GenerateError> {
+    fn begin(checkpoint: &'a Checkpoint, prompts: &[Prompt], config: &GenerateConfig) -> Result<Self, GenerateError> {
         let Checkpoint { model, tokenizer } = checkpoint;
-        let repeated = prompts.iter().flat_map(|prompt| std::iter::repeat_n(prompt, config.samples));
-        let row = |(place, prompt): (usize, &Vec<u32>)| Row {
-            index: first_row + place,
-            prompt_tokens: prompt.len(),
-            sampler: Sampler::new(config.sampling, (first_row + place) as u64),
-            bytes: tokenizer.stream(prompt),
+        let repeated =
+            prompts.iter().flat_map(|prompt| (prompt.row..).take(config.samples).map(move |row| (row, prompt)));
+        let row = |(index, Prompt { token_ids, .. }): (usize, &Prompt)| Row {
+            index,
+            prompt_tokens: token_ids.len(),
+            sampler: Sampler::new(config.sampling, index as u64),
+            bytes: tokenizer.stream(token_ids),
             text_stream: TextStream::new(config.stops.clone()),
             token_ids: Vec::new(),
             text: String::new(),
         };
-        let running: Vec<Row> = repeated.enumerate().map(row).collect();
-        let (mut session, logits) = Session::begin(model, &config.plan, prompts)?;
+        let running: Vec<Row> = repeated.map(row).collect();
+        let prompts: Vec<Vec<u32>> = prompts.iter().map(|prompt| prompt.token_ids.clone()).collect();
+        let (mut session, logits) = Session::begin(model, &config.plan, &prompts)?;
         let mut logits = rows_of(logits);
         if config.samples > 1 {
             session.select_rows(&vec![0; config.samples]);

@@ -9,6 +9,7 @@
 //! fidelity     what a way to generate costs against the training forward
 //!   divergence   how far two predictions of one token lie apart
 //!   feedback     whether generated tokens reach what comes after
+//! lm_eval      log-likelihoods and continuations, as lm-evaluation-harness asks for them
 //! parity       whether two devices compute the same
 //! bench        how fast, and how large the caches
 //! ```
@@ -21,6 +22,7 @@ pub mod divergence;
 pub mod feedback;
 pub mod fidelity;
 pub mod generate;
+pub mod lm_eval;
 pub mod parity;
 pub mod presets;
 pub mod session;

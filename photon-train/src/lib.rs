@@ -10,6 +10,7 @@
 //! guard      which updates are skipped
 //! average    a moving average of the weights
 //! eval       weights -> bits per byte
+//! probe      weights -> what they make of their context
 //! record     the run folder: config, metrics, events, samples
 //! events     curves, texts and histograms for TensorBoard
 //! histogram  how the weights and gradients of each stage are spread
@@ -43,6 +44,7 @@ pub mod parameters;
 pub mod parts;
 pub mod peak;
 pub mod plot;
+pub mod probe;
 pub mod ranks;
 pub mod record;
 pub mod replicas;

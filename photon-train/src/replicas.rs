@@ -83,20 +83,20 @@ impl Replicas {
         sum_over_ranks(&self.ranks, model, sum(model, shares))
     }
 
-    /// Shares the batches out among the replicas, in runs of neighbours; one result for each share, in order.
-    pub fn map<R: Send>(
+    /// Shares pieces of work out among the replicas, in runs of neighbours; one result for each share, in order.
+    pub fn map<T: Sync, R: Send>(
         &self,
         model: &Model,
-        batches: &[Batch],
-        work: impl Fn(&Model, &[Batch]) -> R + Sync,
+        pieces: &[T],
+        work: impl Fn(&Model, &[T]) -> R + Sync,
     ) -> Vec<R> {
-        let n_replicas = self.pools.len().min(batches.len());
+        let n_replicas = self.pools.len().min(pieces.len());
         if n_replicas <= 1 {
-            return vec![work(model, batches)];
+            return vec![work(model, pieces)];
         }
         let work = &work;
         thread::scope(|scope| {
-            let shares = batches.chunks(batches.len().div_ceil(n_replicas));
+            let shares = pieces.chunks(pieces.len().div_ceil(n_replicas));
             let workers: Vec<_> = shares
                 .zip(&self.pools)
                 .map(|(share, pool)| {

@@ -96,6 +96,11 @@ fn made_small(name: &str, words: Vec<String>, folder: &Path) -> Vec<String> {
             args.0[2] = text.display().to_string();
             args.set_option("--max-tokens", "256");
         }
+        ("train", "probe") => {
+            args.replace_first(tiny_checkpoint());
+            args.replace_option("--text", &text.display().to_string());
+            args.set_option("--windows", "4");
+        }
         ("train", "bench") => {
             args.shrink_model(1);
             for (option, value) in

@@ -119,6 +119,15 @@ pub(crate) fn shaken(config: &ModelConfig, device: &Device) -> Model {
     Model::new(config, 1, device).map(&mut Shake(ChaCha8Rng::seed_from_u64(7)))
 }
 
+/// The same with the vocabulary of the byte tokenizer.
+pub(crate) fn shaken_bytes(mut config: ModelConfig, device: &Device) -> Model {
+    match &mut config {
+        ModelConfig::Photon(config) => config.vocab_size = 257,
+        ModelConfig::Flat(config) => config.vocab_size = 257,
+    }
+    shaken(&config, device)
+}
+
 /// Random tokens, one list a row.
 pub(crate) fn random_rows(n_rows: usize, n_tokens: usize, seed: u64) -> Vec<Vec<u32>> {
     let mut rng = ChaCha8Rng::seed_from_u64(seed);

@@ -3,6 +3,7 @@
 mod bench;
 mod fidelity;
 mod generate;
+mod lm_eval;
 mod parity;
 mod presets;
 
@@ -22,6 +23,7 @@ Examples:
   photon-infer generate --model MODEL --prompt Once --samples 4 --preset exact-int8 --stats
   photon-infer presets
   photon-infer fidelity --model MODEL --text book.txt --preset exact,exact-int8,int4
+  photon-infer lm-eval --model MODEL < requests.jsonl
   photon-infer parity --model MODEL --text book.txt --devices cpu,wgpu
   photon-infer bench --model runs/quickstart/checkpoints/best
   photon-infer bench --config photon.toml --config flat.toml --preset exact,int4 --regime decode-heavy --memory-gib 2";
@@ -42,6 +44,8 @@ enum Command {
     Presets(presets::PresetsArgs),
     /// Measure what presets cost in quality, against the training forward on a text.
     Fidelity(fidelity::FidelityArgs),
+    /// Answer the requests of lm-evaluation-harness on stdin: log-likelihoods and continuations.
+    LmEval(lm_eval::LmEvalArgs),
     /// Compare devices, part by part: where does one begin to differ?
     Parity(parity::ParityArgs),
     /// Measure prefill and decode speed, time to first token, cache bytes and memory.
@@ -61,6 +65,7 @@ pub(crate) fn run() -> Result<()> {
         Command::Generate(args) => generate::run(args),
         Command::Presets(args) => presets::run(&args),
         Command::Fidelity(args) => fidelity::run(&args),
+        Command::LmEval(args) => lm_eval::run(&args),
         Command::Parity(args) => parity::run(&args),
         Command::Bench(args) => bench::run(&args),
     }

@@ -7,6 +7,7 @@ mod import;
 mod info;
 mod plot;
 mod prepare;
+mod probe;
 mod progress;
 mod run;
 mod tokenizer;
@@ -25,6 +26,7 @@ Examples:
   photon-train run configs/train/quickstart.toml --resume
   photon-train prepare configs/train/quickstart.toml
   photon-train eval runs/quickstart/checkpoints/best book.txt
+  photon-train probe runs/quickstart/checkpoints/best --text book.txt
   photon-train plot runs/quickstart runs/slower --out curves.html
   photon-train info configs/model/photon-600m.toml
   photon-train bench configs/model/flat-small.toml
@@ -47,6 +49,8 @@ enum Command {
     Prepare(prepare::PrepareArgs),
     /// Measure how well a checkpoint predicts a text.
     Eval(eval::EvalArgs),
+    /// Measure what a checkpoint makes of its context: copying, depth, rows longer than those of training.
+    Probe(probe::ProbeArgs),
     /// Measure how fast a model trains here.
     Bench(bench::BenchArgs),
     /// Write the curves of one or more runs as a page.
@@ -72,6 +76,7 @@ pub(crate) fn run() -> Result<()> {
         Command::Run(args) => run::run(args),
         Command::Prepare(args) => prepare::run(&args),
         Command::Eval(args) => eval::run(&args),
+        Command::Probe(args) => probe::run(&args),
         Command::Bench(args) => bench::run(&args),
         Command::Plot(args) => plot::run(&args),
         Command::Info(args) => info::run(&args),

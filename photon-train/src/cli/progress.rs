@@ -1,4 +1,4 @@
-//! Shows how far data is prepared: a bar on a terminal, a line now and then elsewhere.
+//! Shows how far work has come: a bar on a terminal, a line now and then elsewhere.
 
 use std::{
     io::IsTerminal,
@@ -14,7 +14,7 @@ use super::{bar, log};
 /// Time between lines where there is no terminal.
 const BETWEEN_LINES: Duration = Duration::from_secs(10);
 
-/// Told of progress from any thread.
+/// Told from any thread how far data is prepared.
 pub(super) struct DataProgress {
     bar: ProgressBar,
     lines: Option<Mutex<Lines>>,
@@ -69,5 +69,39 @@ impl Lines {
         let left = Duration::from_secs_f64(total_bytes.saturating_sub(done_bytes) as f64 / per_sec.max(1.0));
         let (done, total, speed) = (HumanBytes(done_bytes), HumanBytes(total_bytes), HumanBytes(per_sec as u64));
         log(format!("{stage} {done}/{total}, {speed}/s, ETA {}", HumanDuration(left)));
+    }
+}
+
+/// Told from any thread how many pieces of some work are done, one work after the other.
+pub(super) struct CountProgress {
+    unit: &'static str,
+    bar: ProgressBar,
+    /// When a line was written, or might have been.
+    last_line: Mutex<Instant>,
+}
+
+impl CountProgress {
+    pub(super) fn new(unit: &'static str) -> Self {
+        let bar = bar(0, "{msg} [{bar:30}] {pos}/{len}, ETA {eta}");
+        Self { unit, bar, last_line: Mutex::new(Instant::now()) }
+    }
+
+    pub(super) fn begin(&self, work: &'static str) {
+        self.bar.reset();
+        self.bar.set_message(work);
+    }
+
+    pub(super) fn show(&self, done: usize, all: usize) {
+        self.bar.set_length(all as u64);
+        self.bar.set_position(done as u64);
+        let mut last_line = self.last_line.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        if self.bar.is_hidden() && last_line.elapsed() >= BETWEEN_LINES {
+            *last_line = Instant::now();
+            log(format!("{} {done}/{all} {}, ETA {}", self.bar.message(), self.unit, HumanDuration(self.bar.eta())));
+        }
+    }
+
+    pub(super) fn end(&self) {
+        self.bar.finish_and_clear();
     }
 }
