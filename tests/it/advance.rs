@@ -72,7 +72,10 @@ impl<'a> Oracle<'a> {
         match self.rules[last_token] {
             AdvanceRule::Chunk if !is_top => encoder.chunker.forward(self.below(level, index * chunk_len, end)),
             AdvanceRule::Recursive if !is_top => self.emission(level, index),
-            _ => encoder.forward(self.below(level, 0, end), &Documents::whole_rows(1)).narrow(1, index, 1),
+            _ => {
+                let chunks = encoder.chunker.forward(self.below(level, 0, end));
+                encoder.forward(chunks, &Documents::whole_rows(1)).narrow(1, index, 1)
+            }
         }
     }
 
@@ -97,9 +100,9 @@ impl<'a> Oracle<'a> {
         // The forward takes whole chunks; what stands at the unit and after it is not seen.
         contents.push(Tensor::zeros([1, n_groups * chunk_len - index, width], &self.device()));
         let decoder = &self.photon.decoders[level];
-        let emission = decoder
-            .forward(Tensor::cat(conditioning, 1), Tensor::cat(contents, 1), &Documents::whole_rows(1))
-            .narrow(1, index, 1);
+        let prefixes = decoder.converter.forward(Tensor::cat(conditioning, 1));
+        let emission =
+            decoder.forward(prefixes, Tensor::cat(contents, 1), &Documents::whole_rows(1)).narrow(1, index, 1);
         self.emissions.insert((level, index), emission.clone());
         emission
     }

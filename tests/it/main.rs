@@ -21,6 +21,7 @@ mod import;
 mod lm_eval;
 mod memory;
 mod offload;
+mod parity;
 mod probe;
 mod programs;
 mod ranks;

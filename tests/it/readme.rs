@@ -137,6 +137,14 @@ fn made_small(name: &str, words: Vec<String>, folder: &Path) -> Vec<String> {
                 args.set_option(option, value);
             }
         }
+        ("infer", "parity") => {
+            args.replace_option("--model", &tiny_checkpoint().display().to_string());
+            args.replace_option("--text", &text.display().to_string());
+            args.set_option("--devices", "cpu,cpu");
+            for (option, value) in [("--context", "32"), ("--prompt", "16"), ("--greedy-tokens", "4")] {
+                args.set_option(option, value);
+            }
+        }
         ("infer", "bench") => {
             args.replace_option("--model", &tiny_checkpoint().display().to_string());
             args.replace_option("--memory-gib", "0.004");
