@@ -165,3 +165,23 @@ fn short_names(axes: &[(String, Value)]) -> Vec<String> {
     let is_unique = |n: usize, key: &str| axes.iter().filter(|(other, _)| last(other, n) == last(key, n)).count() == 1;
     axes.iter().map(|(key, _)| last(key, (1..=longest).find(|&n| is_unique(n, key)).unwrap_or(longest))).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(grid: &str) -> Vec<String> {
+        combinations(&axes(&grid.parse().unwrap())).into_iter().map(|combination| combination.name).collect()
+    }
+
+    #[test]
+    fn a_grid_is_every_combination_named_by_what_tells_it_apart() {
+        assert_eq!(
+            names("alpha = [0.0, 0.3]\nx.len = [1, 2]"),
+            ["alpha=0.0, len=1", "alpha=0.0, len=2", "alpha=0.3, len=1", "alpha=0.3, len=2"]
+        );
+        // Two keys end alike: as much of them as tells them apart. A quoted path is the same path.
+        assert_eq!(names("a.len = [1]\n\"b.len\" = [2]"), ["a.len=1, b.len=2"]);
+        assert_eq!(names("kind = [\"muon\", { x = 1 }]"), ["kind=muon", "kind={ x = 1 }"]);
+    }
+}

@@ -160,3 +160,30 @@ fn rotary(positions: Positions) -> Positions {
         rope => rope,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::test_data::run;
+    use super::*;
+
+    #[test]
+    fn baselines_have_the_size_of_the_model_they_stand_beside() {
+        for more in ["", "model.levels.1.encoder.n_layers = 6", "model.vocab_size = 4096"] {
+            let config = run(more);
+            let target = model_cost(&config.model, 64).parameters() as f64;
+            for kind in [ArmKind::Flat, ArmKind::Block] {
+                let mut own = config.clone();
+                own.model = photon_core::config_file::parse_model(derive(kind, &config), "a.toml".as_ref()).unwrap();
+                let found = model_cost(&own.model, 64).parameters() as f64;
+                assert!((found - target).abs() <= 0.01 * target, "{more} {kind:?}: {found}, {target}");
+                let (spec, n_levels) = match &own.model {
+                    ModelConfig::Flat(flat) => (flat.spec(), 0),
+                    ModelConfig::Photon(block) => (block.encoder_spec(1), block.n_levels()),
+                };
+                assert_eq!(n_levels, usize::from(kind == ArmKind::Block));
+                assert_eq!((spec.head_dim(), own.model.vocab_size()), (32, config.model.vocab_size()));
+                assert!(D_FF_SHARES.contains(&(spec.d_ff as f64 / spec.d_model as f64)), "{spec:?}");
+            }
+        }
+    }
+}

@@ -72,3 +72,40 @@ pub(super) fn steps_for(config: &RunConfig, target: f64, amount: &dyn Fn(&RunCon
     let is_low = (of(low) - target).abs() <= (of(high) - target).abs();
     with_steps(config, if is_low { low } else { high })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::test_data::run;
+    use super::*;
+    use crate::schedule::learning_rate;
+
+    #[test]
+    fn what_is_counted_in_steps_keeps_its_share() {
+        let run = run("optimizer.schedule.wsd.decay_steps = 20\ncurriculum = [{ until_step = 50, seq_len = 32 }]");
+        let longer = with_steps(&run, 250);
+        let train = &longer.train;
+        assert_eq!((train.steps, train.optimizer.warmup_steps, train.eval.every_steps), (250, 25, 63));
+        assert_eq!(train.curriculum[0].until_step, 125);
+        let rate = |run: &RunConfig, step: u64| learning_rate(&run.train.optimizer, step, run.train.steps);
+        for (short, long) in [(9, 24), (50, 125), (89, 224), (99, 249)] {
+            assert!((rate(&run, short) - rate(&longer, long)).abs() < 1e-4, "{short} {long}");
+        }
+        assert_eq!(with_steps(&run, 100), run);
+    }
+
+    #[test]
+    fn tokens_and_flops_are_those_of_every_row() {
+        let run = run("curriculum = [{ until_step = 50, seq_len = 32 }]");
+        // Short rows are twice as many, so that an update keeps its 128 tokens.
+        assert_eq!(planned_tokens(&run.train), 100.0 * 128.0);
+        let of = |seq_len: usize| 50.0 * 128.0 * model_cost(&run.model, seq_len).training_flops_per_token();
+        assert_eq!(planned_flops(&run), of(32) + of(64));
+    }
+
+    #[test]
+    fn steps_are_those_that_come_nearest() {
+        let run = run("");
+        let steps = |tokens: f64| steps_for(&run, tokens, &|run| planned_tokens(&run.train)).train.steps;
+        assert_eq!([1.0, 128.0, 191.0, 193.0, 1280.0, 1e9].map(steps), [1, 1, 1, 2, 10, 7_812_500]);
+    }
+}

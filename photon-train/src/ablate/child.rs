@@ -46,6 +46,12 @@ impl Child {
         self.stdin = None;
     }
 
+    /// Ends it at once: it has nothing to save.
+    pub(super) fn kill(&mut self) {
+        // One that has ended already is no less ended.
+        let _ = self.process.kill();
+    }
+
     /// Whether it has ended.
     pub(super) fn ended(&mut self) -> std::io::Result<bool> {
         self.status = self.process.try_wait()?;

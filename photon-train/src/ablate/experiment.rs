@@ -153,8 +153,7 @@ pub struct MeasureConfig {
 }
 
 /// How long to train.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-#[serde(rename_all = "snake_case")]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Budget {
     /// Tokens trained on.
     Tokens(f64),

@@ -96,3 +96,55 @@ impl Fit<'_> {
         Ok(widths)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+
+    use photon_core::accounting::model_cost;
+
+    use super::super::test_data::table;
+    use super::*;
+    use crate::config::RunConfig;
+
+    fn fit(more: &str, keys: &[&str], target: usize) -> Result<(Vec<(String, i64)>, usize), AblateError> {
+        let text = "seeds = [1]\nreference = \"a\"\n[budget]\nsteps = 1\n[run]\n[[arms]]\nname = \"a\"\n";
+        let file = toml::from_str(text).unwrap();
+        let experiment = Experiment { path: PathBuf::from("/here/experiment.toml"), name: "e".into(), file };
+        let config = FitConfig { keys: keys.iter().map(|&key| key.into()).collect(), ..FitConfig::default() };
+        let count = |table: &Table| {
+            let run = RunConfig::from_table(table.clone(), "a.toml".as_ref()).unwrap();
+            Ok(model_cost(&run.model, 64).parameters())
+        };
+        let fit = Fit { experiment: &experiment, arm: "a", config: &config, parameters: &count };
+        let fitted = fit.fit(&table(more), target)?;
+        let n = count(&fitted.table)?;
+        Ok((fitted.values, n))
+    }
+
+    #[test]
+    fn widths_keep_their_proportions_and_come_as_near_as_their_steps_allow() {
+        let (_, own) = fit("", &[], 1).unwrap();
+        assert!(own < 160_000, "the smallest widths: {own}");
+        let (values, found) = fit("", &[], 300_000).unwrap();
+        assert!(found.abs_diff(300_000) <= 3 * 64 * 8 * 2, "a step of one width at most: {found}");
+        let (wide, narrow) = (values[0].1, values[1].1);
+        assert!((wide - 2 * narrow).abs() <= 16 && values.iter().all(|(_, width)| width % 8 == 0), "{values:?}");
+        // One key alone.
+        let (values, found) = fit("", &["model.levels.0.encoder.d_ff"], 300_000).unwrap();
+        assert!(values.len() == 1 && found.abs_diff(300_000) <= 3 * 64 * 8, "{values:?} {found}");
+    }
+
+    #[test]
+    fn what_is_near_enough_is_left_alone_and_a_wrong_key_is_named() {
+        let (_, own) = fit("", &[], 300_000).unwrap();
+        let (as_stated, stated) = {
+            let run = RunConfig::from_table(table(""), "a.toml".as_ref()).unwrap();
+            let n = model_cost(&run.model, 64).parameters();
+            fit("", &[], n + n / 200).unwrap()
+        };
+        assert!(as_stated.is_empty() && stated != own);
+        let error = fit("", &["model.levels.0.encoder.width"], 300_000).unwrap_err().to_string();
+        assert!(error.contains("fit.keys: model.levels.0.encoder.width: is no whole number"), "{error}");
+    }
+}

@@ -70,3 +70,38 @@ impl io::Write for HashWriter<'_> {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::test_data::run;
+    use super::*;
+
+    #[test]
+    fn a_name_says_what_decides_numbers_and_not_where_things_lie() {
+        let id = |more: &str, data: &str| run_id(&run(more), data).unwrap();
+        let name = id("", "d");
+        assert_eq!(name.len(), N_DIGITS);
+        for same in ["data.paths = [\"/elsewhere/b.txt\"]", "checkpoint_every_steps = 7", "guards.spike_factor = 9.0"] {
+            assert_eq!(id(same, "d"), name, "{same}");
+        }
+        let others = ["seed = 3", "replicas = 2", "alpha = 0.1", "steps = 99", "model.levels.0.encoder.d_ff = 64"];
+        let mut names: Vec<String> =
+            others.map(|other| id(other, "d")).into_iter().chain([name, id("", "e")]).collect();
+        names.sort();
+        names.dedup();
+        assert_eq!(names.len(), others.len() + 2);
+    }
+
+    #[test]
+    fn weights_that_a_run_begins_with_decide_by_what_they_are() {
+        let folders = [b"one", b"two", b"one"].map(|weights| {
+            let folder = tempfile::tempdir().unwrap();
+            std::fs::write(folder.path().join("model.safetensors"), weights).unwrap();
+            folder
+        });
+        let [one, two, again] = folders.each_ref().map(|folder| {
+            run_id(&run(&format!("init_from = {:?}", folder.path().display().to_string())), "d").unwrap()
+        });
+        assert!(one == again && one != two);
+    }
+}

@@ -40,6 +40,8 @@ mod runner;
 mod spread;
 mod summary;
 mod tables;
+#[cfg(test)]
+mod test_data;
 
 pub use budget::{planned_flops, planned_tokens};
 pub use decided::Decided;

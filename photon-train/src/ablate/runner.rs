@@ -92,6 +92,15 @@ struct Active<'a> {
     log: LogFile,
 }
 
+impl Active<'_> {
+    fn stop(&mut self) {
+        match self.task {
+            Task::Train => self.child.stop(),
+            Task::Measure(..) => self.child.kill(),
+        }
+    }
+}
+
 /// What a child process does.
 enum Task {
     Train,
@@ -141,7 +150,7 @@ impl<'a> Runner<'a> {
         loop {
             let is_stopping = self.stop.load(Ordering::Relaxed);
             if is_stopping {
-                active.iter_mut().for_each(|active| active.child.stop());
+                active.iter_mut().for_each(Active::stop);
             } else {
                 self.start_some(&mut known, &mut active, watch)?;
             }
