@@ -268,6 +268,38 @@ fn ctrl_c_stops_runs_at_a_checkpoint_and_says_how_to_go_on() {
     assert!(lab.results_file() == expected.results_file());
 }
 
+/// What a killed runner leaves behind may still save: nobody writes beside it, and nothing fails for it.
+#[cfg(unix)]
+#[test]
+fn a_run_whose_folder_is_in_use_waits_until_it_is_free() {
+    use std::io::{BufRead, BufReader, Read};
+    use std::process::{Command, Stdio};
+
+    use photon_train::record::Claim;
+
+    let lab = Lab::new(&TINY.replace("seeds = [1, 2]", "seeds = [1]"));
+    lab.run(&[]);
+    let before = lab.results_file();
+    let id = runs(&lab.results())[1]["id"].as_str().unwrap().to_owned();
+    let folder = lab.out().join(&id);
+    fs::remove_dir_all(&folder).unwrap();
+    let claim = Claim::new(&folder).unwrap();
+    let mut command = Command::new(path_of("photon-train"));
+    let mut runner = command.args(lab.args(&[])).stderr(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
+    let mut stderr = BufReader::new(runner.stderr.take().unwrap());
+    let mut line = String::new();
+    while !line.starts_with("waiting for process") {
+        line.clear();
+        assert!(stderr.read_line(&mut line).unwrap() > 0, "nobody waits");
+    }
+    assert!(line.contains(&std::process::id().to_string()) && line.contains(&id), "{line}");
+    drop(claim);
+    let mut rest = String::new();
+    stderr.read_to_string(&mut rest).unwrap();
+    assert!(runner.wait().unwrap().success(), "{rest}");
+    assert!(lab.results_file() == before);
+}
+
 #[test]
 fn the_numbers_of_a_dry_run_are_those_of_the_built_models() {
     let text = TINY.replace("seeds = [1, 2]", "seeds = [1]")

@@ -23,8 +23,6 @@ const SIBLINGS: [&str; 2] = ["photon-train", "photon-infer"];
 /// Where things of a run lie.
 #[derive(Clone, Debug)]
 pub struct MeasurePlaces {
-    /// The program that runs, whose folder has the others.
-    pub program: PathBuf,
     /// The run.
     pub run: PathBuf,
     /// A file of its held-out text.

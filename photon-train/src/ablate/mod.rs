@@ -51,7 +51,7 @@ pub use measure::MeasurePlaces;
 pub use outcome::{Measured, Outcome, Timings};
 pub use plan::{AskSpeed, Plan, PlannedArm};
 pub use results::{AllTimings, ArmResults, CacheResults, PlannedRun, Results, RunResults, Status, cache_results};
-pub use runner::{Event, Progress, RecordHolder, Runner};
+pub use runner::{Event, Progress, Runner};
 pub use spread::{Difference, Rule, Spread};
 pub use summary::{ArmSummary, ExperimentSummary, FailedRun, FidelitySummary, Summary};
 

@@ -24,6 +24,8 @@ use crate::record::{Existing, RecordError, check_free};
 const LOOK: Duration = Duration::from_millis(30);
 /// Between two reports of progress, which read files.
 const PROGRESS: Duration = Duration::from_secs(1);
+/// What a child says whose folder another process holds, as [`RecordError::InUse`] has it.
+const IN_USE: &str = "is in use by another process";
 
 /// An experiment on its way.
 pub struct Runner<'a> {
@@ -52,8 +54,8 @@ pub struct Runner<'a> {
 pub enum Event<'a> {
     /// A run begins or goes on.
     Started(&'a PlannedRun),
-    /// A process that nobody waits for still writes to the folder of a run.
-    InUse(&'a PlannedRun, RecordHolder),
+    /// A process that nobody waits for still writes to the folder of a run; it is called as it calls itself.
+    InUse(&'a PlannedRun, String),
     /// A program measures a run.
     Measuring(&'a PlannedRun, &'a str),
     /// A run came to its end, now or before.
@@ -65,9 +67,6 @@ pub enum Event<'a> {
     /// How far all of it is.
     Progress(Progress),
 }
-
-/// The process that holds a folder, as it calls itself.
-pub type RecordHolder = String;
 
 /// How far an experiment is.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -296,7 +295,6 @@ impl<'a> Runner<'a> {
         std::fs::create_dir_all(folder).map_err(io("write", folder))?;
         let printed = atomic_file::beside(&place).map_err(io("write", &place))?;
         let places = MeasurePlaces {
-            program: self.program.into(),
             run: self.place(run),
             held_out: self.held_out.get(run.arm).cloned().unwrap_or_default(),
             experiment: self.plan.experiment.path.parent().unwrap_or(Path::new("")).into(),
@@ -351,6 +349,11 @@ impl<'a> Runner<'a> {
                 let (name, _) = self.measures()[index];
                 watch(Event::MeasureFailed(run, name, &error));
                 known.failed_measures.entry(run.id.clone()).or_default().insert(name.clone(), error);
+            }
+            // A child that a killed runner had only just started claimed the folder after it was found free.
+            (Some(error), Task::Train) if error.contains(IN_USE) => {
+                known.queue.push_back(run);
+                return Ok(None);
             }
             (Some(error), Task::Train) => {
                 self.fail(known, run, error, watch);

@@ -60,7 +60,7 @@ fn costs(arms: &[ArmSummary]) -> PageTable {
             arm.name.clone(),
             arm.parameters.to_string(),
             short(arm.training_flops_per_token),
-            short(arm.training_flops),
+            format!("{:.3e}", arm.training_flops),
             short(arm.tokens),
             arm.steps.to_string(),
             maybe(arm.tokens_per_sec.as_ref(), 0),
@@ -237,7 +237,7 @@ pub(super) fn notes(experiment: &ExperimentSummary) -> Vec<String> {
     if !question.is_empty() {
         notes.push(question.clone());
     }
-    let budget: Vec<String> = budget.iter().map(|(unit, amount)| format!("{} {unit}", short(*amount))).collect();
+    let budget: Vec<String> = budget.iter().map(|(unit, amount)| format!("{amount:e} {unit}")).collect();
     notes.push(format!("Reference: {reference}. Budget: {}. Commit: {}.", budget.join(", "), commits.join(", ")));
     if *waiting > 0 {
         notes.push(format!("Not finished: {waiting} runs are still to be made."));
