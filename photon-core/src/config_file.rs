@@ -2,7 +2,7 @@
 //!
 //! Any table outside a list may name a `base = "other.toml"` (relative to the file it stands in): it is that file with the lines
 //! that differ put over it. An entry of a list is addressed by its index, in a file (`[model.levels.0.encoder]`) as
-//! on the command line (`--set model.levels.0.encoder.n_layers=3`).
+//! on the command line (`--set model.levels.0.encoder.n_layers=3`), where `*` stands for all entries.
 
 use std::path::{Path, PathBuf};
 
@@ -221,15 +221,67 @@ fn merge(base: &mut Value, over: Value) -> Result<(), (String, String)> {
 }
 
 fn apply_override(table: &mut Table, text: &str) -> Result<(), ConfigFileError> {
-    let failed = |reason: &str| ConfigFileError::Override { text: text.into(), reason: reason.into() };
-    let (path, value) = text.split_once('=').ok_or_else(|| failed("write key.path=value"))?;
+    let failed = |reason: String| ConfigFileError::Override { text: text.into(), reason };
+    let (path, value) = text.split_once('=').ok_or_else(|| failed("write key.path=value".into()))?;
     let value = parse_value(value.trim());
-    let keys = path.trim().split('.');
+    set_value(table, path.trim(), &value).map_err(|error| failed(error.to_string()))
+}
+
+/// Why no value can stand at a key path.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct KeyPathError(String);
+
+/// Sets the value at a key path such as `model.levels.0.encoder.n_layers`, as `--set` does; `*` stands for every entry
+/// of a list.
+///
+/// # Errors
+///
+/// A path that leads into a plain value or past the end of a list.
+pub fn set_value(table: &mut Table, path: &str, value: &Value) -> Result<(), KeyPathError> {
+    key_paths(table, path)?.iter().try_for_each(|path| set_one(table, path, value.clone()))
+}
+
+/// The key path with each `*` replaced by the indices of the list that it stands in.
+///
+/// # Errors
+///
+/// A `*` where there is no list with entries.
+pub fn key_paths(table: &Table, path: &str) -> Result<Vec<String>, KeyPathError> {
+    let Some((before, after)) = path.split_once(".*") else { return Ok(vec![path.to_owned()]) };
+    if !(after.is_empty() || after.starts_with('.')) {
+        return Ok(vec![path.to_owned()]);
+    }
+    match value_at(table, before) {
+        Some(Value::Array(list)) if !list.is_empty() => {
+            let one = |index| key_paths(table, &format!("{before}.{index}{after}"));
+            Ok((0..list.len()).map(one).collect::<Result<Vec<_>, _>>()?.concat())
+        }
+        _ => Err(KeyPathError(format!("`{before}` is no list with entries for `*` to stand for"))),
+    }
+}
+
+/// What stands at a key path.
+pub fn value_at<'a>(table: &'a Table, path: &str) -> Option<&'a Value> {
+    let (first, rest) = path.split_once('.').map_or((path, None), |(first, rest)| (first, Some(rest)));
+    let mut here = table.get(first)?;
+    for key in rest.into_iter().flat_map(|rest| rest.split('.')) {
+        here = match here {
+            Value::Table(table) => table.get(key)?,
+            Value::Array(list) => list.get(key.parse::<usize>().ok()?)?,
+            _ => return None,
+        };
+    }
+    Some(here)
+}
+
+fn set_one(table: &mut Table, path: &str, value: Value) -> Result<(), KeyPathError> {
+    let failed = |reason: &str| KeyPathError(reason.into());
     let mut slot = Value::Table(std::mem::take(table));
     let outcome = (|| {
         let mut here = &mut slot;
         let mut parent = "";
-        for key in keys {
+        for key in path.split('.') {
             if key.is_empty() {
                 return Err(failed("the key has an empty part"));
             }
@@ -299,6 +351,20 @@ mod tests {
         let table = load_table(&variant, &[sparse, "attention.sparse.pick.top=3".into()]).unwrap();
         assert_eq!(table["attention"]["sparse"].to_string(), "{ pick = { top = 3 }, window = 2 }");
         assert!(load_table(&variant, &["optimizer.learning_rate.x=1".into()]).is_err());
+    }
+
+    #[test]
+    fn a_star_stands_for_every_entry() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a.toml");
+        std::fs::write(&path, "[[m.levels]]\nx = 1\n[[m.levels]]\nx = 2\n").unwrap();
+        let table = load_table(&path, &["m.levels.*.x=5".into()]).unwrap();
+        assert_eq!(table, "[[m.levels]]\nx = 5\n[[m.levels]]\nx = 5\n".parse().unwrap());
+        assert_eq!(key_paths(&table, "m.levels.*.y").unwrap(), ["m.levels.0.y", "m.levels.1.y"]);
+        assert_eq!(value_at(&table, "m.levels.1.x"), Some(&Value::Integer(5)));
+        assert_eq!(value_at(&table, "m.levels.2.x"), None);
+        let error = load_table(&path, &["m.*.x=5".into()]).unwrap_err().to_string();
+        assert!(error.contains("--set m.*.x=5: `m` is no list with entries"), "{error}");
     }
 
     #[test]

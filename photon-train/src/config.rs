@@ -187,7 +187,15 @@ impl RunConfig {
     ///
     /// A file that cannot be read or parsed, an unknown key, a value that breaks a rule.
     pub fn load(path: &Path, overrides: &[String]) -> Result<Self, RunConfigError> {
-        let mut table = config_file::load_table(path, overrides)?;
+        Self::from_table(config_file::load_table(path, overrides)?, path)
+    }
+
+    /// Of a table that was read from `path`, which errors name and to which paths are relative.
+    ///
+    /// # Errors
+    ///
+    /// An unknown key, a value that breaks a rule.
+    pub fn from_table(mut table: Table, path: &Path) -> Result<Self, RunConfigError> {
         let model = match table.remove("model") {
             Some(Value::Table(model)) => config_file::parse_model(model, path)?,
             _ => {

@@ -21,10 +21,12 @@
 //! start      these weights, or the newest checkpoint
 //! report     what a run tells of itself
 //! trainer    the loop over all of it
+//! ablate     several runs, compared
 //! ```
 //!
 //! The model is `photon-core`'s; generation beyond the samples of a run is `photon-infer`'s.
 
+pub mod ablate;
 mod adamw;
 pub mod average;
 pub mod bench;

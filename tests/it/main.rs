@@ -5,6 +5,7 @@
     reason = "clippy takes only the functions marked as tests for tests, not what they share"
 )]
 
+mod ablate;
 mod accounting;
 mod advance;
 mod bad_input;

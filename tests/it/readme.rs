@@ -6,7 +6,7 @@ use photon_core::accounting::model_cost;
 use photon_core::config_file;
 
 use crate::programs::{
-    CHEAP, program, repository, set, shell_words, shipped_text, some_text, stdout_of, tiny_checkpoint,
+    CHEAP, photon_train, program, repository, set, shell_words, shipped_text, some_text, stdout_of, tiny_checkpoint,
 };
 
 /// How the README calls a program.
@@ -74,6 +74,15 @@ impl Args {
     }
 }
 
+/// One update of one row of each arm, of text that is here.
+fn shrink_experiment(args: &mut Args, folder: &Path) {
+    args.set_option("--out", &folder.join("out").display().to_string());
+    let data = format!("run.data={{ paths = [{:?}], held_out = {{ tail = {{ fraction = 0.05 }} }} }}", shipped_text());
+    let small = ["match=[]", "seeds=[1]", "budget={ steps = 1 }", "measures={}", "run.seq_len=128", "run.batch_size=1"];
+    let cheap = ["run.micro_batch_size=1", "run.eval.max_tokens=128", "run.eval.sample_tokens=0", &data];
+    args.0.extend(set(small.into_iter().chain(cheap)));
+}
+
 /// Makes a command small and points it at what there is; everything else stays as the README has it.
 fn made_small(name: &str, words: Vec<String>, folder: &Path) -> Vec<String> {
     let mut args = Args(words);
@@ -108,6 +117,14 @@ fn made_small(name: &str, words: Vec<String>, folder: &Path) -> Vec<String> {
             {
                 args.set_option(option, value);
             }
+        }
+        ("train", "ablate") => shrink_experiment(&mut args, folder),
+        ("train", "report") => {
+            let mut experiment = Args(["ablate", "experiments/levels/experiment.toml"].map(str::to_owned).to_vec());
+            shrink_experiment(&mut experiment, folder);
+            stdout_of(photon_train(experiment.0));
+            args.0.retain(|word| !word.starts_with("runs/"));
+            args.0.insert(1, path("out"));
         }
         ("train", "info") => {}
         ("train", "plot") => {

@@ -101,8 +101,8 @@ pub fn differences(was: &Table, was_with: &MadeWith, config: &RunConfig, now_wit
     found
 }
 
-/// Keys that decide no number of the run, or are compared in another way.
-fn is_free(key: &str) -> bool {
+/// Whether a key decides no number of the run, or is compared in another way.
+pub(crate) fn is_free(key: &str) -> bool {
     let is_place = key == "tokenizer" || (key.starts_with("data.") && key.contains("path"));
     let is_kept = ["replicas", "micro_batch_size"].contains(&key);
     is_place
@@ -113,7 +113,7 @@ fn is_free(key: &str) -> bool {
 }
 
 /// All values of a table under keys such as `model.levels.0.d_model`.
-fn flat(table: &Table) -> Vec<(String, Value)> {
+pub(crate) fn flat(table: &Table) -> Vec<(String, Value)> {
     fn add(found: &mut Vec<(String, Value)>, key: String, value: &Value) {
         let join = |part: &str| if key.is_empty() { part.to_owned() } else { format!("{key}.{part}") };
         match value {

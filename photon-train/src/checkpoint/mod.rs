@@ -24,6 +24,7 @@ mod optimizer_file;
 mod state;
 
 pub use differences::{Difference, differences};
+pub(crate) use differences::{flat, is_free};
 pub(crate) use folder::CHECKPOINTS;
 pub use folder::{Checkpoints, Contents, Damaged, Found};
 pub use manifest::DamageError;

@@ -1,5 +1,6 @@
 //! Arguments to calls, results to stdout, logs to stderr.
 
+mod ablate;
 mod bench;
 mod display;
 mod eval;
@@ -9,6 +10,7 @@ mod plot;
 mod prepare;
 mod probe;
 mod progress;
+mod report;
 mod run;
 mod tokenizer;
 
@@ -31,6 +33,7 @@ Examples:
   photon-train info configs/model/photon-600m.toml
   photon-train bench configs/model/flat-small.toml
   photon-train tokenizer texts/ --vocab-size 4096 --out tokenizer.json
+  photon-train ablate experiments/levels/experiment.toml --dry-run
   photon-train import-llama SmolLM2-135M --out models/smollm2";
 
 /// Trains and evaluates hierarchical language models.
@@ -59,6 +62,10 @@ enum Command {
     Info(info::InfoArgs),
     /// Train a byte-level BPE tokenizer on text files.
     Tokenizer(tokenizer::TokenizerArgs),
+    /// Run an experiment: several arms with several seeds, compared.
+    Ablate(ablate::AblateArgs),
+    /// Write what came of one or more experiments as a report.
+    Report(report::ReportArgs),
     /// Turn a Llama-architecture model of the transformers package into a checkpoint.
     ImportLlama(import::ImportArgs),
 }
@@ -81,6 +88,8 @@ pub(crate) fn run() -> Result<()> {
         Command::Plot(args) => plot::run(&args),
         Command::Info(args) => info::run(&args),
         Command::Tokenizer(args) => tokenizer::run(&args),
+        Command::Ablate(args) => ablate::run(&args),
+        Command::Report(args) => report::run(&args),
         Command::ImportLlama(args) => import::run(&args),
     }
 }

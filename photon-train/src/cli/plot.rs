@@ -58,6 +58,7 @@ pub(super) fn run(args: &PlotArgs) -> Result<()> {
     let page = Page {
         title: runs.iter().map(|run| run.name.as_str()).collect::<Vec<_>>().join(", "),
         notes: runs.iter().map(note).collect(),
+        tables: Vec::new(),
         charts: curves(&runs, along, Smoothing(smoothing)),
     };
     write(&args.out, &page.html())?;

@@ -78,11 +78,17 @@ pub(super) struct RunArgs {
     /// of large f32 matrix products is measured.
     #[arg(long, value_name = "TFLOPS")]
     peak_tflops: Option<f64>,
+    /// Save and stop when stdin ends, as by Ctrl-C: for a program that starts this one, and may itself be killed.
+    #[arg(long, hide = true)]
+    stop_with_stdin: bool,
 }
 
 pub(super) fn run(args: RunArgs) -> Result<()> {
     let ranks = Rc::new(Ranks::join()?);
     let stop = stop_on_interrupt(ranks.is_first())?;
+    if args.stop_with_stdin {
+        stop_with_stdin(stop.clone());
+    }
     let (config, out, outcome) = match args.devices {
         1 => match train_on(&ranks, &args, &stop) {
             Ok(done) => done,
@@ -232,7 +238,7 @@ fn resume_command(args: &RunArgs, out: &Path, n_ranks: usize) -> String {
 }
 
 /// A text as one word of a command line.
-fn shell_word(text: &str) -> String {
+pub(super) fn shell_word(text: &str) -> String {
     let is_plain = |c: char| c.is_alphanumeric() || "/._-=".contains(c);
     match !text.is_empty() && text.chars().all(is_plain) {
         true => text.to_owned(),
@@ -242,7 +248,7 @@ fn shell_word(text: &str) -> String {
 }
 
 /// A flag that the first Ctrl-C sets; the second ends the program at once.
-fn stop_on_interrupt(is_seen: bool) -> Result<Arc<AtomicBool>> {
+pub(super) fn stop_on_interrupt(is_seen: bool) -> Result<Arc<AtomicBool>> {
     let stop = Arc::new(AtomicBool::new(false));
     let flag = stop.clone();
     ctrlc::set_handler(move || {
@@ -257,6 +263,15 @@ fn stop_on_interrupt(is_seen: bool) -> Result<Arc<AtomicBool>> {
     })
     .context("cannot listen for Ctrl-C")?;
     Ok(stop)
+}
+
+/// Sets the flag when nothing can come from stdin any more.
+fn stop_with_stdin(stop: Arc<AtomicBool>) {
+    std::thread::spawn(move || {
+        // An error says as much as the end: nobody is there.
+        let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
+        stop.store(true, Ordering::Relaxed);
+    });
 }
 
 /// Shows nothing: what all ranks do, the first tells.

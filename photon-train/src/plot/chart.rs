@@ -41,7 +41,7 @@ pub struct Chart {
 /// Points that belong together.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Series {
-    /// What the legend calls it.
+    /// What the legend calls it; nothing: it is left out there, as one of those that share a colour.
     pub name: String,
     /// Which of the eight colours; beyond them they begin again with dashes.
     pub color: usize,
@@ -128,7 +128,7 @@ impl Chart {
     /// The legend, and how many rows it takes.
     fn legend(&self) -> (String, usize) {
         let (mut svg, mut x, mut row) = (String::new(), LEFT, 0);
-        for series in &self.series {
+        for series in self.series.iter().filter(|series| !series.name.is_empty()) {
             let width = SWATCH_WIDTH + CHAR_WIDTH * series.name.chars().count() as f64;
             if x > LEFT && x + width > WIDTH - RIGHT {
                 (x, row) = (LEFT, row + 1);

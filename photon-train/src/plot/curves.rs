@@ -22,7 +22,7 @@ pub struct Smoothing(pub f64);
 
 impl Smoothing {
     /// Running means; what is no number stays out of them.
-    fn smooth(self, points: impl Iterator<Item = (f64, f64)>) -> Vec<(f64, f64)> {
+    pub(crate) fn smooth(self, points: impl Iterator<Item = (f64, f64)>) -> Vec<(f64, f64)> {
         let (mut sum, mut weight) = (0.0, 0.0);
         let finite = points.filter(|(_, y)| y.is_finite());
         let mean = |(x, y)| {

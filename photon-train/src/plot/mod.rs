@@ -3,7 +3,7 @@
 //! ```text
 //! axis     from numbers to places, round numbers beside them
 //! chart    series over two axes as SVG
-//! page     charts below each other as HTML, with values under the pointer
+//! page     tables and charts as HTML, with values under the pointer
 //! metrics  the metrics.jsonl of a run, read back
 //! curves   which charts are drawn of runs
 //! ```
@@ -18,4 +18,4 @@ pub use axis::{Axis, Scale, short};
 pub use chart::{Chart, Mark, Series};
 pub use curves::{Along, Smoothing, curves};
 pub use metrics::{EvalPoint, MetricsError, RunMetrics, StepPoint};
-pub use page::Page;
+pub use page::{Page, PageTable};

@@ -14,8 +14,21 @@ pub struct Page {
     pub title: String,
     /// Lines below the heading.
     pub notes: Vec<String>,
+    /// Below the notes.
+    pub tables: Vec<PageTable>,
     /// As many beside each other as there is room for.
     pub charts: Vec<Chart>,
+}
+
+/// A table whose first column are names.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PageTable {
+    /// What it shows.
+    pub title: String,
+    /// Of the columns.
+    pub header: Vec<String>,
+    /// As long as the header, each.
+    pub rows: Vec<Vec<String>>,
 }
 
 impl Page {
@@ -30,6 +43,7 @@ impl Page {
         for note in &self.notes {
             let _ = writeln!(html, "<p>{}</p>", escape(note));
         }
+        self.tables.iter().for_each(|table| table.write(&mut html));
         html += "<main>\n";
         for chart in &self.charts {
             // A name must not end the script.
@@ -45,6 +59,20 @@ impl Page {
     }
 }
 
+impl PageTable {
+    fn write(&self, html: &mut String) {
+        let cells = |tag: &str, cells: &[String]| -> String {
+            cells.iter().map(|cell| format!("<{tag}>{}</{tag}>", escape(cell))).collect()
+        };
+        let _ = writeln!(html, "<table>\n<caption>{}</caption>", escape(&self.title));
+        let _ = writeln!(html, "<thead><tr>{}</tr></thead>\n<tbody>", cells("th", &self.header));
+        for row in &self.rows {
+            let _ = writeln!(html, "<tr>{}</tr>", cells("td", row));
+        }
+        *html += "</tbody>\n</table>\n";
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::super::{Axis, Mark, Series};
@@ -57,7 +85,9 @@ mod tests {
             vec![Series { name: name.into(), color: 0, mark: Mark::Line, points: vec![(0.0, 1.0), (1.0, 2.0)] }];
         let (x, y) = (Axis::linear(name), Axis::linear(name));
         let chart = Chart { title: name.into(), x, y, series };
-        let html = Page { title: name.into(), notes: vec![name.into()], charts: vec![chart] }.html();
+        let table = PageTable { title: name.into(), header: vec![name.into()], rows: vec![vec![name.into()]] };
+        let html =
+            Page { title: name.into(), notes: vec![name.into()], tables: vec![table], charts: vec![chart] }.html();
         assert!(!html.contains("alert(1)</script>"), "{html}");
         assert_eq!(html.matches("<script").count(), 2);
         // Nothing is fetched.
