@@ -6,11 +6,10 @@ use anyhow::Result;
 use clap::Args;
 use photon_core::checkpoint::Checkpoint;
 use photon_core::device::DeviceChoice;
-use photon_train::data::tokenise_texts;
 use photon_train::eval::evaluate;
 use photon_train::replicas::{Replicas, default_replicas};
 
-use super::{Format, log, print, progress::DataProgress};
+use super::{Format, print, progress::tokenise_for_now};
 
 #[derive(Args)]
 pub(super) struct EvalArgs {
@@ -44,11 +43,7 @@ pub(super) fn run(args: &EvalArgs) -> Result<()> {
     let device = args.device.open()?;
     let checkpoint = Checkpoint::load(&args.checkpoint, &device.device)?;
     let folder = tempfile::tempdir()?;
-    let progress = DataProgress::new();
-    let (store, skipped) =
-        tokenise_texts(&args.text, &args.text_field, &checkpoint.tokenizer, folder.path(), &|now| progress.show(now))?;
-    progress.end();
-    log(skipped);
+    let store = tokenise_for_now(&args.text, &args.text_field, &checkpoint.tokenizer, folder.path())?;
     anyhow::ensure!(store.len() >= 2, "the text has {} tokens, at least 2 are needed", store.len());
     let store = match args.document_mask {
         true => {

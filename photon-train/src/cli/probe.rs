@@ -6,7 +6,6 @@ use anyhow::Result;
 use clap::{Args, ValueEnum};
 use photon_core::checkpoint::{Checkpoint, trained_seq_len};
 use photon_core::device::DeviceChoice;
-use photon_train::data::tokenise_texts;
 use photon_train::probe::context::{ContextUse, context, default_depths};
 use photon_train::probe::copy::{Copy, copy, default_distances, default_spans};
 use photon_train::probe::length::{DEFAULT_FACTORS, LengthUse, default_factors, length};
@@ -14,7 +13,7 @@ use photon_train::probe::{Estimate, Setup};
 use photon_train::replicas::{Replicas, default_replicas};
 use serde::Serialize;
 
-use super::progress::{CountProgress, DataProgress};
+use super::progress::{CountProgress, tokenise_for_now};
 use super::{Format, log, print, table};
 
 /// Tokens of a row where the run of a checkpoint is not at hand; `eval` takes as many.
@@ -96,11 +95,7 @@ pub(super) fn run(args: &ProbeArgs) -> Result<()> {
     let device = args.device.open()?;
     let checkpoint = Checkpoint::load(&args.checkpoint, &device.device)?;
     let folder = tempfile::tempdir()?;
-    let progress = DataProgress::new();
-    let (store, skipped) =
-        tokenise_texts(&args.text, &args.text_field, &checkpoint.tokenizer, folder.path(), &|now| progress.show(now))?;
-    progress.end();
-    log(skipped);
+    let store = tokenise_for_now(&args.text, &args.text_field, &checkpoint.tokenizer, folder.path())?;
     let replicas = Replicas::new(default_replicas(device.name))?;
     let progress = CountProgress::new("windows");
     let setup = Setup {

@@ -2,12 +2,14 @@
 
 use std::{
     io::IsTerminal,
+    path::Path,
     sync::Mutex,
     time::{Duration, Instant},
 };
 
 use indicatif::{HumanBytes, HumanDuration, ProgressBar};
-use photon_train::data::{Progress, Stage};
+use photon_core::tokenizer::Tokenizer;
+use photon_train::data::{DataError, Progress, Stage, TokenStore, tokenise_texts};
 
 use super::{bar, log};
 
@@ -52,6 +54,20 @@ impl DataProgress {
     pub(super) fn end(&self) {
         self.bar.finish_and_clear();
     }
+}
+
+/// Tokens of texts, in a folder that lives as long as they are looked at; shows how far it is.
+pub(super) fn tokenise_for_now(
+    texts: &[String],
+    text_field: &str,
+    tokenizer: &Tokenizer,
+    folder: &Path,
+) -> Result<TokenStore, DataError> {
+    let progress = DataProgress::new();
+    let (store, skipped) = tokenise_texts(texts, text_field, tokenizer, folder, &|now| progress.show(now))?;
+    progress.end();
+    log(skipped);
+    Ok(store)
 }
 
 impl Lines {
