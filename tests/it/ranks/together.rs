@@ -94,22 +94,23 @@ fn stderr_of(output: &Output) -> String {
 
 #[test]
 fn two_and_three_processes_learn_what_one_does() {
-    assert_equal(write_tiny_run);
+    assert_equal(write_tiny_run, &[]);
 }
 
 #[test]
 fn two_and_three_processes_keep_documents_apart_as_one_does() {
-    assert_equal(write_run_of_clauses);
+    // At the rate of the others the embeddings of rare bytes come near zero, where rounding is no longer small.
+    assert_equal(write_run_of_clauses, &["--set", "optimizer.learning_rate=1e-3"]);
 }
 
 #[track_caller]
-fn assert_equal(write: fn(&Path) -> PathBuf) {
+fn assert_equal(write: fn(&Path) -> PathBuf, more: &[&str]) {
     let alone = Job::written(write, 1);
-    alone.run(&[]);
+    alone.run(more);
     let expected = alone.metrics();
     for n_ranks in [2, 3] {
         let job = Job::written(write, n_ranks);
-        job.run(&[]);
+        job.run(more);
         let found = job.metrics();
         assert_same_curve(&found, &expected, &format!("{n_ranks} processes"));
         let sample = |job: &Job| fs::read(job.out().join("samples.txt")).unwrap();
