@@ -5,9 +5,9 @@
     python experiments/training-speed/run.py --check CHECKPOINT   # do both sides give the same logits?
     python experiments/training-speed/run.py --cpu-time           # CPU time of a step, for a machine that is shared
 
-Needs Linux, Python 3.11 and torch 2.5 or later with a C++ compiler, and an otherwise idle machine (but for --cpu-time). Every number comes from a process of its
-own; peak memory is what the system reports of the process (with the 2048 x 2048 matrices of photon's matmul
-benchmark, 50 MB). Medians over `--rounds` go into a Markdown table, every run into a JSON file beside this one.
+Needs Linux, Python 3.11 and torch 2.5 or later with a C++ compiler, and an otherwise idle machine (but for --cpu-time).
+Every number comes from a process of its own; peak memory is what the system reports of the process (with the 2048 x
+2048 matrices of photon's matmul benchmark, 50 MB). Medians over `--rounds` go into a Markdown table, every run into a JSON file beside this one.
 """
 
 import argparse

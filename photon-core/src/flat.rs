@@ -1,7 +1,7 @@
 //! The plain decoder-only transformer, from the same blocks: the baseline of every comparison.
 //!
-//! A learned start embedding stands before the sequence and before each document that is kept apart, so that here too the logits at position i predict token
-//! i, the first one included.
+//! A learned start embedding stands before the sequence and before each document that is kept apart, so that here too the
+//! logits at position i predict token i, the first one included.
 
 use burn::module::{Module, Param};
 use burn::nn::{Embedding, Linear};

@@ -1,7 +1,7 @@
 //! The model: what it computes, the state it decodes with, and the files it lives in.
 //!
-//! Text never enters the model and tokens never leave it: [`tokenizer`] stands before, [`sampler`] behind. Learning is `photon-train`'s. Nothing here prints, parses arguments or
-//! knows the time.
+//! Text never enters the model and tokens never leave it: [`tokenizer`] stands before, [`sampler`] behind. Learning is
+//! `photon-train`'s. Nothing here prints, parses arguments or knows the time.
 //!
 //! # The way of the data
 //!

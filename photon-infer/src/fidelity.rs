@@ -5,7 +5,6 @@
 
 use std::time::{Duration, Instant};
 
-use burn::tensor::{Int, Tensor, TensorData};
 use photon_core::checkpoint::Checkpoint;
 use photon_core::infer_config::{InferConfig, InferPlan};
 use photon_core::loss::bits_per_byte;
@@ -15,7 +14,7 @@ use serde::Serialize;
 
 use crate::divergence::{Divergence, Divergences};
 use crate::feedback::{Feedback, feedback};
-use crate::generate::rows_of;
+use crate::generate::{ids_of, rows_of};
 use crate::presets::load_preset;
 use crate::session::Session;
 
@@ -177,7 +176,7 @@ impl TeacherForced<'_> {
         let all: Vec<usize> = (0..n_rows).collect();
         let (n_prompt, n_tokens) = (self.n_prompt, self.rows[0].len());
         // Hidden states are held for the whole window, logits for one position.
-        let hidden = self.model.hidden(self.token_ids()).tokens; // [B, T, D]
+        let hidden = self.model.hidden(ids_of(self.rows, self.model)).tokens; // [B, T, D]
         let d_model = hidden.dims()[2];
         let forward = |position: usize| {
             let hidden = hidden.clone().slice([0..n_rows, position..position + 1, 0..d_model]);
@@ -198,11 +197,6 @@ impl TeacherForced<'_> {
             spent += started.elapsed();
         }
         (session, spent)
-    }
-
-    fn token_ids(&self) -> Tensor<2, Int> {
-        let values: Vec<i64> = self.rows.iter().flatten().map(|&id| i64::from(id)).collect();
-        Tensor::from_data(TensorData::new(values, [self.rows.len(), self.rows[0].len()]), &self.model.device())
     }
 }
 

@@ -6,9 +6,10 @@
 
 use std::collections::BTreeMap;
 
-use burn::tensor::Tensor;
+use burn::tensor::{Int, Tensor, TensorData};
 use photon_core::checkpoint::Checkpoint;
 use photon_core::infer_config::InferPlan;
+use photon_core::model::Model;
 use photon_core::sampler::{Sampler, SamplerError, SamplingConfig};
 use photon_core::state::CacheUse;
 use photon_core::tokenizer::{ByteStream, Tokenizer, TokenizerError};
@@ -189,6 +190,12 @@ pub fn generate_after(
     let completions = rows.map(|row| completions.remove(&row).expect("every row ends")).collect();
     let CacheLog { stages: caches, reliefs, refusal } = log;
     Ok(Generation { completions, caches, reliefs, refusal })
+}
+
+/// Rows of equally many token ids, on the model's device: `[B, T]`.
+pub(crate) fn ids_of(rows: &[Vec<u32>], model: &Model) -> Tensor<2, Int> {
+    let values: Vec<i64> = rows.iter().flatten().map(|&id| i64::from(id)).collect();
+    Tensor::from_data(TensorData::new(values, [rows.len(), rows[0].len()]), &model.device())
 }
 
 /// `[b, V]` as `b` lists.

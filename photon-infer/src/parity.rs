@@ -5,14 +5,14 @@
 //! so that the difference is its own; *along* it reads what they gave on its own device, so that differences add up. A
 //! divergence begins where the difference alone is large.
 
-use burn::tensor::{Int, Tensor, TensorData};
+use burn::tensor::{Tensor, TensorData};
 use photon_core::infer_config::InferPlan;
 use photon_core::model::Model;
 use photon_core::watch::{Output, Watch};
 use serde::Serialize;
 
 use crate::divergence::{Divergence, Divergences, likeliest};
-use crate::generate::rows_of;
+use crate::generate::{ids_of, rows_of};
 use crate::session::Session;
 
 /// A device beside the reference device.
@@ -122,10 +122,10 @@ pub fn parity(
 ) -> Parity {
     assert!(!windows.is_empty() && config.prompt_tokens < windows[0].len(), "nothing to compare");
     let mut record = Record(Vec::new());
-    let hidden = reference.hidden_watched(token_ids(reference, windows), &mut record).tokens;
+    let hidden = reference.hidden_watched(ids_of(windows, reference), &mut record).tokens;
     let compare = |hands_on_reference| {
         let mut compare = Compare { reference: &record.0, hands_on_reference, differences: Vec::new() };
-        let hidden = other.hidden_watched(token_ids(other, windows), &mut compare).tokens;
+        let hidden = other.hidden_watched(ids_of(windows, other), &mut compare).tokens;
         (compare.differences, numbers(other.head().forward(hidden)))
     };
     let (mut alone, logits_alone) = compare(true);
@@ -206,11 +206,6 @@ fn likeliest_tokens(model: &Model, plan: &InferPlan, prompt: &[u32], n_tokens: u
         logits = rows_of(session.extend(&[0], &[vec![token_id]]).expect("no memory budget is set"));
     }
     token_ids
-}
-
-fn token_ids(model: &Model, windows: &[Vec<u32>]) -> Tensor<2, Int> {
-    let values: Vec<i64> = windows.iter().flatten().map(|&id| i64::from(id)).collect();
-    Tensor::from_data(TensorData::new(values, [windows.len(), windows[0].len()]), &model.device())
 }
 
 fn numbers(values: Tensor<3>) -> Vec<f32> {

@@ -104,7 +104,12 @@ fn matmul_gflops(device: &Device) -> f64 {
     product_flops(SIZE) / median(product_secs(device, SIZE, RUNS)) / 1e9
 }
 
-fn median(mut values: Vec<f64>) -> f64 {
+/// Of an even number of values the upper one of the two in the middle.
+///
+/// # Panics
+///
+/// If there is none.
+pub(crate) fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     values[values.len() / 2]
 }

@@ -238,22 +238,32 @@ fn a_runner_killed_at_any_moment_ends_with_the_same_results() {
     assert!(csv(&lab) == csv(&expected));
 }
 
+/// A runner that has just said a line with this start; what else it says, and the line.
 #[cfg(unix)]
-#[test]
-fn ctrl_c_stops_runs_at_a_checkpoint_and_says_how_to_go_on() {
-    use std::io::{BufRead, BufReader, Read};
+fn start_until(lab: &Lab, start: &str) -> (std::process::Child, impl std::io::Read, String) {
+    use std::io::{BufRead, BufReader};
     use std::process::{Command, Stdio};
 
-    let text = format!("name = \"stopped\"\n{TINY}").replace("steps = 120", "steps = 900");
-    let (lab, expected) = (Lab::new(&text), Lab::new(&text));
     let mut command = Command::new(path_of("photon-train"));
     let mut runner = command.args(lab.args(&[])).stderr(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
     let mut stderr = BufReader::new(runner.stderr.take().unwrap());
     let mut line = String::new();
-    while !line.starts_with("training") {
+    while !line.starts_with(start) {
         line.clear();
-        assert!(stderr.read_line(&mut line).unwrap() > 0, "no run began");
+        assert!(stderr.read_line(&mut line).unwrap() > 0, "it never says: {start}");
     }
+    (runner, stderr, line)
+}
+
+#[cfg(unix)]
+#[test]
+fn ctrl_c_stops_runs_at_a_checkpoint_and_says_how_to_go_on() {
+    use std::io::Read;
+    use std::process::Command;
+
+    let text = format!("name = \"stopped\"\n{TINY}").replace("steps = 120", "steps = 900");
+    let (lab, expected) = (Lab::new(&text), Lab::new(&text));
+    let (mut runner, mut stderr, _) = start_until(&lab, "training");
     let interrupt = Command::new("kill").args(["-INT", &runner.id().to_string()]).status().unwrap();
     assert!(interrupt.success());
     let mut said = String::new();
@@ -272,8 +282,7 @@ fn ctrl_c_stops_runs_at_a_checkpoint_and_says_how_to_go_on() {
 #[cfg(unix)]
 #[test]
 fn a_run_whose_folder_is_in_use_waits_until_it_is_free() {
-    use std::io::{BufRead, BufReader, Read};
-    use std::process::{Command, Stdio};
+    use std::io::Read;
 
     use photon_train::record::Claim;
 
@@ -284,14 +293,7 @@ fn a_run_whose_folder_is_in_use_waits_until_it_is_free() {
     let folder = lab.out().join(&id);
     fs::remove_dir_all(&folder).unwrap();
     let claim = Claim::new(&folder).unwrap();
-    let mut command = Command::new(path_of("photon-train"));
-    let mut runner = command.args(lab.args(&[])).stderr(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
-    let mut stderr = BufReader::new(runner.stderr.take().unwrap());
-    let mut line = String::new();
-    while !line.starts_with("waiting for process") {
-        line.clear();
-        assert!(stderr.read_line(&mut line).unwrap() > 0, "nobody waits");
-    }
+    let (mut runner, mut stderr, line) = start_until(&lab, "waiting for process");
     assert!(line.contains(&std::process::id().to_string()) && line.contains(&id), "{line}");
     drop(claim);
     let mut rest = String::new();

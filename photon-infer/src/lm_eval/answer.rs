@@ -62,7 +62,7 @@ pub enum Answer {
 /// What a request takes.
 enum Work {
     Score { rows: Vec<ScoreRow>, dropped_tokens: usize },
-    Generate { prompt: Prompt, config: GenerateConfig, dropped_tokens: usize },
+    Generate(Generating),
 }
 
 /// What is known so far of a request that is scored.
@@ -102,15 +102,13 @@ pub fn answer(
     };
     let (mut sums, mut rows, mut generatings) = (Vec::new(), Vec::new(), Vec::new());
     for (place, &(line, request)) in requests.iter().enumerate() {
-        match plan(checkpoint, config, line, request) {
+        match plan(checkpoint, config, place, line, request) {
             Ok(Work::Score { rows: own, dropped_tokens }) => {
                 let index = sums.len();
                 sums.push(Sum::new(place, dropped_tokens, own.len()));
                 rows.extend(own.into_iter().map(|row| (index, row)));
             }
-            Ok(Work::Generate { prompt, config, dropped_tokens }) => {
-                generatings.push(Generating { place, prompt, config, dropped_tokens });
-            }
+            Ok(Work::Generate(generating)) => generatings.push(generating),
             Err(error) => finish(place, Err(error.to_string())),
         }
     }
@@ -119,7 +117,13 @@ pub fn answer(
     answers.into_iter().map(|answer| answer.expect("every request is scored, generates or fails")).collect()
 }
 
-fn plan(checkpoint: &Checkpoint, config: &LmEvalConfig, line: usize, request: &Request) -> Result<Work, RequestError> {
+fn plan(
+    checkpoint: &Checkpoint,
+    config: &LmEvalConfig,
+    place: usize,
+    line: usize,
+    request: &Request,
+) -> Result<Work, RequestError> {
     let (tokenizer, max_length) = (&checkpoint.tokenizer, config.max_length);
     match request {
         Request::Loglikelihood { context, continuation } => {
@@ -142,7 +146,8 @@ fn plan(checkpoint: &Checkpoint, config: &LmEvalConfig, line: usize, request: &R
                 SamplingConfig { temperature: *temperature, top_k: *top_k, top_p: *top_p, seed: config.seed };
             let (stops, plan) = (until.clone(), config.plan.clone());
             let config = GenerateConfig { max_tokens, sampling, stops, samples: 1, plan };
-            Ok(Work::Generate { prompt: Prompt { row: line, token_ids }, config, dropped_tokens })
+            let prompt = Prompt { row: line, token_ids };
+            Ok(Work::Generate(Generating { place, prompt, config, dropped_tokens }))
         }
     }
 }

@@ -7,6 +7,7 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use crate::bench::median;
 use crate::checkpoint::Checkpoints;
 use crate::eval::Evaluation;
 use crate::plot::RunMetrics;
@@ -94,8 +95,7 @@ pub(super) fn read_outcome(folder: &Path, steps: u64) -> io::Result<Option<(Outc
     let best = trained.reduce(|best, next| if bits(&next) < bits(&best) { next } else { best });
     let facts: Value = serde_json::from_slice(&std::fs::read(folder.join("run.json"))?)?;
     let run = RunMetrics::read(folder).map_err(io::Error::other)?;
-    let mut speeds: Vec<f64> = run.steps.iter().map(|step| step.tokens_per_sec).filter(|n| n.is_finite()).collect();
-    speeds.sort_by(f64::total_cmp);
+    let speeds: Vec<f64> = run.steps.iter().map(|step| step.tokens_per_sec).filter(|n| n.is_finite()).collect();
     let outcome = Outcome {
         commit: facts["commit"].as_str().unwrap_or("unknown").to_owned(),
         steps,
@@ -108,7 +108,7 @@ pub(super) fn read_outcome(folder: &Path, steps: u64) -> io::Result<Option<(Outc
         failed_measures: BTreeMap::new(),
     };
     let timings = Timings {
-        tokens_per_sec: speeds.get(speeds.len() / 2).copied(),
+        tokens_per_sec: (!speeds.is_empty()).then(|| median(speeds)),
         training_secs: run.steps.last().map_or(0.0, |last| last.secs),
         peak_memory_bytes,
         measures: BTreeMap::new(),

@@ -15,14 +15,14 @@ use photon_train::ablate::{
     AblateError, ArmResults, Decided, Event, Experiment, Plan, PlannedArm, PlannedRun, Results, Runner, Status, run_id,
 };
 use photon_train::config::RunConfig;
-use photon_train::data::{Prepared, TokenStore, prepare};
+use photon_train::data::{Prepared, TokenStore};
 use photon_train::record::Claim;
 use photon_train::replicas::default_replicas;
 use serde_json::{Value, json};
 
 use self::progress::ExperimentProgress;
 use super::run::{shell_word, stop_on_interrupt};
-use super::{Format, grouped, log, print, progress::DataProgress, table};
+use super::{Format, grouped, log, print, progress::prepare_shown, table};
 
 mod progress;
 
@@ -176,13 +176,9 @@ fn prepare_all(plan: &Plan, out: &Path) -> Result<(Vec<PlannedRun>, Vec<PathBuf>
 }
 
 fn prepare_arm(arm: &PlannedArm, tokenizer: &Tokenizer, out: &Path) -> Result<Prepared> {
-    let progress = DataProgress::new();
-    let train = &arm.config.train;
     // Where the runs look for it.
     let cache = out.join(".tokens");
-    let data = prepare(&train.data, tokenizer, &cache, train.seq_len, &|now| progress.show(now));
-    progress.end();
-    let data = data.with_context(|| format!("arm {:?}", arm.name))?;
+    let data = prepare_shown(&arm.config.train, tokenizer, &cache).with_context(|| format!("arm {:?}", arm.name))?;
     log(&data.report);
     Ok(data)
 }

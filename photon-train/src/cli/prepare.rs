@@ -7,9 +7,9 @@ use anyhow::Result;
 use clap::Args;
 use comfy_table::Table;
 use photon_train::config::RunConfig;
-use photon_train::data::{BatchSource, PrepareReport, SideReport, SourceProgress, prepare};
+use photon_train::data::{BatchSource, PrepareReport, SideReport, SourceProgress};
 
-use super::{Format, grouped, log, print, progress::DataProgress, table};
+use super::{Format, grouped, log, print, progress::prepare_shown, table};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -39,9 +39,7 @@ pub(super) struct PrepareArgs {
 pub(super) fn run(args: &PrepareArgs) -> Result<()> {
     let RunConfig { model, train: config } = RunConfig::load(&args.config, &args.set)?;
     let tokenizer = config.load_tokenizer()?;
-    let progress = DataProgress::new();
-    let data = prepare(&config.data, &tokenizer, &args.tokens, config.seq_len, &|now| progress.show(now))?;
-    progress.end();
+    let data = prepare_shown(&config, &tokenizer, &args.tokens)?;
     if args.verify {
         data.verify()?;
         log("all shards are as they were written");

@@ -9,7 +9,8 @@ use std::{
 
 use indicatif::{HumanBytes, HumanDuration, ProgressBar};
 use photon_core::tokenizer::Tokenizer;
-use photon_train::data::{DataError, Progress, Stage, TokenStore, tokenise_texts};
+use photon_train::config::TrainConfig;
+use photon_train::data::{DataError, Prepared, Progress, Stage, TokenStore, prepare, tokenise_texts};
 
 use super::{bar, log};
 
@@ -17,7 +18,7 @@ use super::{bar, log};
 const BETWEEN_LINES: Duration = Duration::from_secs(10);
 
 /// Told from any thread how far data is prepared.
-pub(super) struct DataProgress {
+struct DataProgress {
     bar: ProgressBar,
     lines: Option<Mutex<Lines>>,
 }
@@ -30,14 +31,14 @@ struct Lines {
 }
 
 impl DataProgress {
-    pub(super) fn new() -> Self {
+    fn new() -> Self {
         let now = Instant::now();
         let style = "{msg} [{bar:30}] {bytes}/{total_bytes}, {bytes_per_sec}, ETA {eta}";
         let lines = Lines { stage: None, began: now, last: now };
         Self { bar: bar(0, style), lines: (!std::io::stderr().is_terminal()).then(|| Mutex::new(lines)) }
     }
 
-    pub(super) fn show(&self, now: Progress) {
+    fn show(&self, now: Progress) {
         match &self.lines {
             Some(lines) => lines.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).show(now),
             None => {
@@ -51,9 +52,17 @@ impl DataProgress {
         }
     }
 
-    pub(super) fn end(&self) {
+    fn end(&self) {
         self.bar.finish_and_clear();
     }
+}
+
+/// What a run trains on, tokenised into `folder` where it is not there yet; shows how far it is.
+pub(super) fn prepare_shown(config: &TrainConfig, tokenizer: &Tokenizer, folder: &Path) -> Result<Prepared, DataError> {
+    let progress = DataProgress::new();
+    let data = prepare(&config.data, tokenizer, folder, config.seq_len, &|now| progress.show(now));
+    progress.end();
+    data
 }
 
 /// Tokens of texts, in a folder that lives as long as they are looked at; shows how far it is.
@@ -64,8 +73,9 @@ pub(super) fn tokenise_for_now(
     folder: &Path,
 ) -> Result<TokenStore, DataError> {
     let progress = DataProgress::new();
-    let (store, skipped) = tokenise_texts(texts, text_field, tokenizer, folder, &|now| progress.show(now))?;
+    let tokenised = tokenise_texts(texts, text_field, tokenizer, folder, &|now| progress.show(now));
     progress.end();
+    let (store, skipped) = tokenised?;
     log(skipped);
     Ok(store)
 }

@@ -12,7 +12,7 @@ use photon_core::device::DeviceChoice;
 use photon_core::error_text::error_text;
 use photon_core::tokenizer::Tokenizer;
 use photon_train::config::RunConfig;
-use photon_train::data::{Prepared, Progress, prepare};
+use photon_train::data::{Prepared, prepare};
 use photon_train::peak::Peak;
 use photon_train::plot::RunMetrics;
 use photon_train::ranks::{Ranks, Team, check_sums};
@@ -21,7 +21,7 @@ use photon_train::report::{EvalReport, Observer, Outcome, StepReport};
 use photon_train::trainer::{RunPlace, check_vocabulary, train};
 
 use super::display::{self, DisplayChoice, RunFacts, terminal};
-use super::{log, print, progress::DataProgress};
+use super::{log, print, progress::prepare_shown};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -208,15 +208,12 @@ fn train_on(ranks: &Rc<Ranks>, args: &RunArgs, stop: &Arc<AtomicBool>) -> Result
 
 /// The first rank tokenises; the others then find the tokens there.
 fn prepare_in_turn(ranks: &Ranks, config: &RunConfig, tokenizer: &Tokenizer, cache: &Path) -> Result<Prepared> {
-    let prepare =
-        |show: &(dyn Fn(Progress) + Sync)| prepare(&config.train.data, tokenizer, cache, config.train.seq_len, show);
+    let train = &config.train;
     if !ranks.is_first() {
         ranks.wait();
-        return Ok(prepare(&|_| ())?);
+        return Ok(prepare(&train.data, tokenizer, cache, train.seq_len, &|_| ())?);
     }
-    let progress = DataProgress::new();
-    let data = prepare(&|now| progress.show(now))?;
-    progress.end();
+    let data = prepare_shown(train, tokenizer, cache)?;
     ranks.wait();
     Ok(data)
 }
