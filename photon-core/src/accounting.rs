@@ -7,6 +7,7 @@
 //! Training is three forwards: the backward pass makes two products for each one.
 
 use crate::config::{ModelConfig, PhotonConfig, StackSpec};
+use crate::nn::vocabulary::MAX_PIECE_NUMBERS;
 
 /// One stage of a model.
 #[derive(Clone, Debug, PartialEq)]
@@ -19,6 +20,10 @@ pub struct StageCost {
     pub sequence_flops: u128,
     /// Transformer blocks times positions, for a whole sequence.
     pub layer_positions: usize,
+    /// Numbers of the largest tensor of weights.
+    pub largest_tensor: usize,
+    /// Generated tokens for each time that all its weights are read; none for tables, of which a token reads one row.
+    pub tokens_per_run: Option<usize>,
 }
 
 /// The costs of every stage for sequences of `seq_len` tokens.
@@ -77,6 +82,13 @@ impl ModelCost {
         self.stages.iter().map(|stage| stage.sequence_flops).sum::<u128>() as f64 / self.seq_len as f64
     }
 
+    /// Weights that a generated token reads, those of a level shared by the tokens of its units.
+    pub fn weights_read_per_token(&self) -> f64 {
+        let read =
+            |stage: &StageCost| stage.tokens_per_run.map_or(0.0, |tokens| stage.parameters as f64 / tokens as f64);
+        self.stages.iter().map(read).sum()
+    }
+
     /// Training FLOPs per token.
     pub fn training_flops_per_token(&self) -> f64 {
         3.0 * self.forward_flops_per_token()
@@ -108,8 +120,8 @@ pub fn model_cost(config: &ModelConfig, seq_len: usize) -> ModelCost {
                 seq_len,
                 stages: vec![
                     table("embedding", matrix),
-                    stack_cost("stack".into(), &config.spec(), seq_len),
-                    matrix_cost("head".into(), matrix, 0, seq_len),
+                    stack_cost("stack".into(), &config.spec(), seq_len, 1),
+                    head_cost(matrix, seq_len),
                 ],
                 start_parameters: config.d_model,
             }
@@ -138,45 +150,65 @@ fn photon_cost(config: &PhotonConfig, seq_len: usize) -> ModelCost {
     let padded = seq_len.next_multiple_of(config.meta_chunk_tokens());
     let mut stages = vec![table("encoder embedding", config.vocab_size * config.chunker_input_width(1))];
     for level in 1..=config.n_levels() {
-        let n_units = padded / config.tokens_per_unit(level);
+        let unit_tokens = config.tokens_per_unit(level);
+        let n_units = padded / unit_tokens;
         let d_concatenated = config.levels[level - 1].chunk_len * config.chunker_input_width(level);
         let name = format!("chunker {level}");
         stages.push(match config.chunker_projects(level) {
             // The norm's gain and the matrix's bias add no product.
             true => {
-                matrix_cost(name, d_concatenated * config.width(level), d_concatenated + config.width(level), n_units)
+                let vectors = d_concatenated + config.width(level);
+                matrix_cost(name, d_concatenated * config.width(level), vectors, n_units, unit_tokens)
             }
             false => table(&name, 0),
         });
-        stages.push(stack_cost(format!("encoder {level}"), &config.encoder_spec(level), n_units));
+        stages.push(stack_cost(format!("encoder {level}"), &config.encoder_spec(level), n_units, unit_tokens));
     }
     for level in (1..=config.n_levels()).rev() {
-        let n_groups = padded / config.tokens_per_unit(level);
+        let unit_tokens = config.tokens_per_unit(level);
+        let n_groups = padded / unit_tokens;
         let d_prefix = config.levels[level - 1].converter.prefix_len * config.width(level - 1);
-        stages.push(matrix_cost(format!("converter {level}"), config.width(level) * d_prefix, d_prefix, n_groups));
+        let name = format!("converter {level}");
+        stages.push(matrix_cost(name, config.width(level) * d_prefix, d_prefix, n_groups, unit_tokens));
         let n_positions = n_groups * config.group_len(level);
-        stages.push(stack_cost(format!("decoder {level}"), &config.decoder_spec(level), n_positions));
+        let step_tokens = config.tokens_per_unit(level - 1);
+        stages.push(stack_cost(format!("decoder {level}"), &config.decoder_spec(level), n_positions, step_tokens));
     }
     let matrix = config.vocab_size * config.d_model;
     stages.push(table("decoder embedding", matrix));
-    stages.push(matrix_cost("head".into(), matrix, 0, seq_len));
+    stages.push(head_cost(matrix, seq_len));
     ModelCost { seq_len, stages, start_parameters: config.width(config.n_levels()) }
 }
 
 fn table(stage: &str, parameters: usize) -> StageCost {
-    StageCost { stage: stage.into(), parameters, sequence_flops: 0, layer_positions: 0 }
+    let largest_tensor = parameters.min(MAX_PIECE_NUMBERS);
+    StageCost {
+        stage: stage.into(),
+        parameters,
+        sequence_flops: 0,
+        layer_positions: 0,
+        largest_tensor,
+        tokens_per_run: None,
+    }
 }
 
-fn matrix_cost(stage: String, matrix: usize, vectors: usize, n_positions: usize) -> StageCost {
+/// The head, which like tables comes in pieces.
+fn head_cost(matrix: usize, seq_len: usize) -> StageCost {
+    StageCost { largest_tensor: matrix.min(MAX_PIECE_NUMBERS), ..matrix_cost("head".into(), matrix, 0, seq_len, 1) }
+}
+
+fn matrix_cost(stage: String, matrix: usize, vectors: usize, n_positions: usize, tokens_per_run: usize) -> StageCost {
     StageCost {
         stage,
         parameters: matrix + vectors,
         sequence_flops: 2 * matrix as u128 * n_positions as u128,
         layer_positions: 0,
+        largest_tensor: matrix,
+        tokens_per_run: Some(tokens_per_run),
     }
 }
 
-fn stack_cost(stage: String, spec: &StackSpec, n_positions: usize) -> StageCost {
+fn stack_cost(stage: String, spec: &StackSpec, n_positions: usize, tokens_per_run: usize) -> StageCost {
     let (d_model, d_kv) = (spec.d_model, spec.n_kv_heads * spec.head_dim());
     let matrices = 2 * d_model * d_model + 2 * d_model * d_kv + 3 * d_model * spec.d_ff;
     let vectors = 2 * d_model + if spec.sink { spec.n_heads } else { 0 };
@@ -193,6 +225,8 @@ fn stack_cost(stage: String, spec: &StackSpec, n_positions: usize) -> StageCost 
         parameters: spec.n_layers * (matrices + vectors) + d_model,
         sequence_flops: spec.n_layers as u128 * (2 * matrices as u128 * n_positions as u128 + attention),
         layer_positions: spec.n_layers * n_positions,
+        largest_tensor: d_model * d_model.max(spec.d_ff),
+        tokens_per_run: Some(tokens_per_run),
     }
 }
 

@@ -16,6 +16,7 @@ use crate::accounting::model_cost;
 use crate::atomic_file;
 use crate::config::ModelConfig;
 use crate::config_file::{self, ConfigFileError};
+use crate::device::{DeviceError, check_tensors};
 use crate::model::Model;
 use crate::tokenizer::{Tokenizer, TokenizerError};
 
@@ -112,6 +113,9 @@ pub enum CheckpointError {
         /// The tokenizer's.
         found: usize,
     },
+    /// The device cannot hold the model.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
     /// The config file.
     #[error(transparent)]
     Config(#[from] ConfigFileError),
@@ -297,11 +301,12 @@ fn check_size(header: &Metadata, config: &ModelConfig, weights: &Path) -> Result
 ///
 /// # Errors
 ///
-/// A file that is missing or damaged, or tensors that are not those of `config`.
+/// A file that is missing or damaged, tensors that are not those of `config`, or a device that cannot take them.
 pub fn load_weights(weights: &Path, config: &ModelConfig, device: &Device) -> Result<Model, CheckpointError> {
     let header = read_header(weights)?;
     check_format(&header, weights)?;
     check_size(&header, config, weights)?;
+    check_tensors(device, config)?;
     let mut model = Model::blank(config, device);
     match &mut model {
         Model::Photon(model) => apply_strictly(model, &header, weights),

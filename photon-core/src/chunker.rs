@@ -6,6 +6,7 @@ use burn::tensor::Tensor;
 
 use crate::config::PhotonConfig;
 use crate::init::Initializer;
+use crate::nn::compute::as_stored;
 use crate::nn::fused::norm;
 
 /// The chunker of one level.
@@ -48,7 +49,7 @@ impl Chunker {
         let [batch, n_units, d_in] = units.dims();
         let chunks = units.reshape([batch, n_units / self.chunk_len, self.chunk_len * d_in]); // [B, M, C*D_in]
         match &self.projection {
-            Some(projection) => projection.proj.forward(norm(&projection.norm, chunks)), // [B, M, D]
+            Some(projection) => as_stored(&projection.proj, norm(&projection.norm, chunks)), // [B, M, D]
             None => chunks,
         }
     }

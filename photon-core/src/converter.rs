@@ -6,6 +6,7 @@ use burn::tensor::Tensor;
 
 use crate::config::PhotonConfig;
 use crate::init::Initializer;
+use crate::nn::compute::as_stored;
 
 /// A matrix with bias, `D -> R·D_below`, cut into R vectors.
 ///
@@ -31,7 +32,7 @@ impl Converter {
     /// `[B, G, D] -> [B, G·R, D_below]`
     pub fn forward(&self, conditioning: Tensor<3>) -> Tensor<3> {
         let [batch, n_groups, _] = conditioning.dims();
-        let prefix = self.proj.forward(conditioning); // [B, G, R*D_below]
+        let prefix = as_stored(&self.proj, conditioning); // [B, G, R*D_below]
         let d_below = prefix.dims()[2] / self.prefix_len;
         prefix.reshape([batch, n_groups * self.prefix_len, d_below])
     }

@@ -1,12 +1,15 @@
 //! Where a model runs, chosen when the program starts.
 //!
-//! CPU is always there; `cuda` and `wgpu` are cargo features. An explicit choice that is missing is an error, never
-//! a silent fallback.
+//! CPU is always there; `cuda` and `wgpu` are cargo features, the latter a default one of the programs. An explicit
+//! choice that is missing is an error, never a silent fallback.
 
 use std::fmt;
 use std::str::FromStr;
 
 use burn::tensor::Device;
+
+use crate::accounting::model_cost;
+use crate::config::ModelConfig;
 
 /// The choice on the command line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,13 +48,30 @@ pub enum DeviceError {
         /// Devices that are there.
         found: usize,
     },
+    /// The driver gives a kernel less of one tensor than the model needs.
+    #[error(
+        "a matrix of the model's {stage} takes {} MiB, and this device takes {} MiB of one tensor at most: use another \
+         --device, or a narrower model",
+        .bytes.div_ceil(1 << 20),
+        .limit_bytes >> 20
+    )]
+    TensorTooLarge {
+        /// The stage with the largest matrix.
+        stage: String,
+        /// Its size in f32.
+        bytes: u64,
+        /// What the device takes.
+        limit_bytes: u64,
+    },
     /// The machine has no such device.
-    #[error("no {name} device found: is {needs} installed? Otherwise use --device cpu")]
+    #[error("no {name} device found: is {needs} installed? Otherwise use {instead}")]
     NotFound {
         /// Name of the device.
         name: &'static str,
         /// What it takes.
         needs: &'static str,
+        /// Ways out.
+        instead: &'static str,
     },
 }
 
@@ -62,9 +82,32 @@ pub struct OpenDevice {
     pub device: Device,
     /// `cpu`, `cuda` or `wgpu`.
     pub name: &'static str,
+    /// What its driver calls it; the CPU has none.
+    pub adapter: Option<String>,
+}
+
+impl fmt::Display for OpenDevice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.adapter {
+            Some(adapter) => write!(f, "{} ({adapter})", self.name),
+            None => f.write_str(self.name),
+        }
+    }
 }
 
 impl OpenDevice {
+    /// Every device that this build and this machine have, those that `auto` prefers first.
+    pub fn all() -> Vec<Self> {
+        let graphics = cuda_devices().into_iter().map(|device| Self::of(device, "cuda"));
+        let graphics = graphics.chain(wgpu_devices().into_iter().map(|device| Self::of(device, "wgpu")));
+        graphics.chain([cpu()]).collect()
+    }
+
+    fn of(device: Device, name: &'static str) -> Self {
+        let adapter = adapter_of(&device);
+        Self { device, name, adapter }
+    }
+
     /// The device with gradients; with checkpointing a forward keeps less for the backward pass: on the CPU the input of
     /// each transformer block, which then runs again, on other devices what Burn's own checkpointing keeps.
     pub fn with_gradients(&self, checkpointing: bool) -> Device {
@@ -73,6 +116,28 @@ impl OpenDevice {
             false => device,
             true => device.gradient_checkpointing(),
         }
+    }
+}
+
+/// Whether a device takes every tensor of a model.
+///
+/// # Errors
+///
+/// If not, naming the largest.
+pub fn check_tensors(device: &Device, config: &ModelConfig) -> Result<(), DeviceError> {
+    match max_tensor_bytes(device) {
+        Some(limit_bytes) => check_tensors_within(limit_bytes, config),
+        None => Ok(()),
+    }
+}
+
+fn check_tensors_within(limit_bytes: u64, config: &ModelConfig) -> Result<(), DeviceError> {
+    let stages = model_cost(config, 1).stages;
+    let largest = stages.into_iter().max_by_key(|stage| stage.largest_tensor).expect("a model has stages");
+    let bytes = 4 * largest.largest_tensor as u64;
+    match bytes <= limit_bytes {
+        true => Ok(()),
+        false => Err(DeviceError::TensorTooLarge { stage: largest.stage, bytes, limit_bytes }),
     }
 }
 
@@ -141,54 +206,107 @@ enum Adapters {
 }
 
 fn cpu() -> OpenDevice {
-    OpenDevice { device: Device::flex(), name: "cpu" }
+    OpenDevice { device: Device::flex(), name: "cpu", adapter: None }
 }
 
-#[cfg(feature = "cuda")]
 fn cuda(index: usize) -> Result<OpenDevice, DeviceError> {
-    use burn::tensor::DeviceType;
-    // Enumerating asks the driver; opening a device that is not there would panic on a worker thread.
-    choose(Device::enumerate(DeviceType::Cuda).into_vec(), index, "cuda", "an NVIDIA driver")
+    if !cfg!(feature = "cuda") {
+        return Err(DeviceError::NotBuilt { name: "cuda" });
+    }
+    let instead = "--device wgpu (any graphics card) or --device cpu";
+    let none = DeviceError::NotFound { name: "cuda", needs: "an NVIDIA driver", instead };
+    choose(cuda_devices(), index, "cuda", none)
 }
 
-#[cfg(not(feature = "cuda"))]
-fn cuda(_: usize) -> Result<OpenDevice, DeviceError> {
-    Err(DeviceError::NotBuilt { name: "cuda" })
-}
-
-#[cfg(feature = "wgpu")]
 fn wgpu(adapters: Adapters, index: usize) -> Result<OpenDevice, DeviceError> {
-    use burn::tensor::{DeviceKind, DeviceType};
-    let mut found = Device::enumerate(DeviceType::Wgpu).into_vec();
-    let is_software = |device: &Device| *device == Device::wgpu(DeviceKind::Cpu);
+    if !cfg!(feature = "wgpu") {
+        return Err(DeviceError::NotBuilt { name: "wgpu" });
+    }
+    let mut found = wgpu_devices();
     found.retain(|device| adapters == Adapters::Any || !is_software(device));
-    choose(found, index, "wgpu", "a Vulkan, Metal or DirectX driver")
+    let needs = "a Vulkan, Metal or DirectX driver";
+    choose(found, index, "wgpu", DeviceError::NotFound { name: "wgpu", needs, instead: "--device cpu" })
 }
 
-#[cfg(not(feature = "wgpu"))]
-fn wgpu(_: Adapters, _: usize) -> Result<OpenDevice, DeviceError> {
-    Err(DeviceError::NotBuilt { name: "wgpu" })
-}
-
-/// The device of one of those that work together.
-#[cfg(any(feature = "cuda", feature = "wgpu"))]
+/// The device of one of those that work together; `none` where there is no device at all.
 fn choose(
     devices: Vec<Device>,
     index: usize,
     name: &'static str,
-    needs: &'static str,
+    none: DeviceError,
 ) -> Result<OpenDevice, DeviceError> {
     let found = devices.len();
     match devices.into_iter().nth(index) {
-        Some(device) => Ok(OpenDevice { device, name }),
-        None if found == 0 => Err(DeviceError::NotFound { name, needs }),
+        Some(device) => Ok(OpenDevice::of(device, name)),
+        None if found == 0 => Err(none),
         None => Err(DeviceError::TooFew { name, index, found }),
     }
+}
+
+// Enumerating asks the driver; opening a device that is not there would panic on a worker thread.
+
+#[cfg(feature = "cuda")]
+fn cuda_devices() -> Vec<Device> {
+    Device::enumerate(burn::tensor::DeviceType::Cuda).into_vec()
+}
+
+#[cfg(not(feature = "cuda"))]
+fn cuda_devices() -> Vec<Device> {
+    Vec::new()
+}
+
+/// Graphics cards before software drivers.
+#[cfg(feature = "wgpu")]
+fn wgpu_devices() -> Vec<Device> {
+    let mut found = Device::enumerate(burn::tensor::DeviceType::Wgpu).into_vec();
+    found.sort_by_key(is_software);
+    found
+}
+
+#[cfg(not(feature = "wgpu"))]
+fn wgpu_devices() -> Vec<Device> {
+    Vec::new()
+}
+
+#[cfg(feature = "wgpu")]
+fn is_software(device: &Device) -> bool {
+    *device == Device::wgpu(burn::tensor::DeviceKind::Cpu)
+}
+
+#[cfg(not(feature = "wgpu"))]
+fn is_software(_: &Device) -> bool {
+    false
+}
+
+#[cfg(any(feature = "cuda", feature = "wgpu"))]
+fn adapter_of(device: &Device) -> Option<String> {
+    device.identity().map(|identity| identity.name)
+}
+
+#[cfg(not(any(feature = "cuda", feature = "wgpu")))]
+fn adapter_of(_: &Device) -> Option<String> {
+    None
+}
+
+/// The most bytes that a kernel can be given as one tensor, where the driver states a limit.
+#[cfg(any(feature = "cuda", feature = "wgpu"))]
+pub fn max_tensor_bytes(device: &Device) -> Option<u64> {
+    match device.as_dispatch() {
+        burn::backend::DispatchDevice::Cube(device) => Some(device.client().properties().memory.max_page_size),
+        _ => None,
+    }
+}
+
+/// The most bytes that a kernel can be given as one tensor, where the driver states a limit.
+#[cfg(not(any(feature = "cuda", feature = "wgpu")))]
+pub fn max_tensor_bytes(_: &Device) -> Option<u64> {
+    None
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config_file;
 
     #[test]
     fn names_round_trip_and_the_cpu_is_always_there() {
@@ -196,10 +314,21 @@ mod tests {
             assert_eq!(choice.to_string().parse(), Ok(choice));
         }
         assert_eq!("gpu".parse::<DeviceChoice>(), Err(DeviceError::Unknown("gpu".into())));
-        assert_eq!(DeviceChoice::Cpu.open().unwrap().name, "cpu");
+        assert_eq!(DeviceChoice::Cpu.open().unwrap().to_string(), "cpu");
+        assert_eq!(OpenDevice::all().last().unwrap().name, "cpu");
     }
 
-    #[cfg(not(any(feature = "cuda", feature = "wgpu")))]
+    #[test]
+    fn a_tensor_that_is_too_large_is_named_with_its_stage() {
+        let config = "architecture = \"flat\"\nvocab_size = 13\nd_model = 8\n\
+                      [stack]\nn_layers = 1\nn_heads = 2\nd_ff = 131072\n";
+        let config = config_file::parse_model(config.parse().unwrap(), "test.toml".as_ref()).unwrap();
+        assert_eq!(check_tensors_within(4 << 20, &config), Ok(()));
+        let error = check_tensors_within((4 << 20) - 1, &config).unwrap_err().to_string();
+        assert!(error.contains("the model's stack takes 4 MiB, and this device takes 3 MiB of one tensor"), "{error}");
+    }
+
+    #[cfg(not(feature = "cuda"))]
     #[test]
     fn a_missing_backend_says_how_to_get_it() {
         let error = DeviceChoice::Cuda.open().unwrap_err().to_string();

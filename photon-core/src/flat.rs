@@ -4,7 +4,6 @@
 //! logits at position i predict token i, the first one included.
 
 use burn::module::{Module, Param};
-use burn::nn::{Embedding, Linear};
 use burn::tensor::{Int, Tensor};
 
 use crate::config::FlatConfig;
@@ -13,16 +12,17 @@ use crate::infer_config::{InferPlan, Stage};
 use crate::init::Initializer;
 use crate::model::Hidden;
 use crate::nn::stack::Stack;
+use crate::nn::vocabulary::{Head, Table};
 use crate::state::FlatState;
 use crate::watch::{Output, Watch};
 
 /// A Llama-style transformer with an untied head.
 #[derive(Module, Debug)]
 pub struct Flat {
-    embedding: Embedding,
+    embedding: Table,
     start: Param<Tensor<1>>,
     pub(crate) stack: Stack,
-    head: Linear,
+    head: Head,
     #[module(skip)]
     config: FlatConfig,
 }
@@ -34,7 +34,7 @@ impl Flat {
             embedding: init.embedding(config.vocab_size, config.d_model),
             start: init.vector(config.d_model),
             stack: Stack::new(config.spec(), init),
-            head: init.linear(config.d_model, config.vocab_size),
+            head: init.head(config.d_model, config.vocab_size),
             config: config.clone(),
         }
     }
@@ -88,8 +88,8 @@ impl Flat {
         hidden.narrow(1, n_new - 1, 1).reshape([batch, self.config.d_model])
     }
 
-    /// Logits of hidden states: `[N, D] -> [N, V]`.
-    pub fn head(&self) -> &Linear {
+    /// The matrix from hidden states to logits, `[D, V]`.
+    pub fn head(&self) -> &Head {
         &self.head
     }
 

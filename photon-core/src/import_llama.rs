@@ -6,6 +6,7 @@
 
 use std::borrow::Cow;
 use std::collections::HashMap;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use safetensors::tensor::{Dtype, SafeTensors, TensorView};
@@ -14,6 +15,7 @@ use serde::Deserialize;
 use crate::checkpoint::{self, CheckpointError};
 use crate::config::{EncoderAttention, EncoderConfig, FlatConfig, ModelConfig, Positions};
 use crate::config_file::ConfigFileError;
+use crate::nn::vocabulary::{MAX_PIECE_NUMBERS, piece_name, pieces};
 use crate::tokenizer::Tokenizer;
 
 /// Why a model cannot be imported.
@@ -185,19 +187,26 @@ impl Source<'_> {
         Ok(converted(vec![len], &self.values(name, &[len])?))
     }
 
-    /// The first `rows` rows of a table.
-    fn table(&self, name: &str, shape: [usize; 2], rows: usize) -> Result<Converted, ImportError> {
-        Ok(converted(vec![rows, shape[1]], &self.values(name, &shape)?[..rows * shape[1]]))
+    /// Some rows of a table.
+    fn table(&self, name: &str, shape: [usize; 2], rows: Range<usize>) -> Result<Converted, ImportError> {
+        let [_, width] = shape;
+        let values = &self.values(name, &shape)?[rows.start * width..rows.end * width];
+        Ok(converted(vec![rows.len(), width], values))
     }
 
-    /// A matrix stored `[d_output, d_input]`, transposed, of which the first `n_outputs` outputs are kept.
-    fn matrix(&self, name: &str, [d_output, d_input]: [usize; 2], n_outputs: usize) -> Result<Converted, ImportError> {
+    /// A matrix stored `[d_output, d_input]`, transposed, of which some outputs are kept.
+    fn matrix(
+        &self,
+        name: &str,
+        [d_output, d_input]: [usize; 2],
+        outputs: Range<usize>,
+    ) -> Result<Converted, ImportError> {
         let values = self.values(name, &[d_output, d_input])?;
         let transposed: Vec<f32> = (0..d_input)
-            .flat_map(|i| (0..n_outputs).map(move |o| (i, o)))
+            .flat_map(|i| outputs.clone().map(move |o| (i, o)))
             .map(|(i, o)| values[o * d_input + i])
             .collect();
-        Ok(converted(vec![d_input, n_outputs], &transposed))
+        Ok(converted(vec![d_input, outputs.len()], &transposed))
     }
 }
 
@@ -211,11 +220,13 @@ fn convert(llama: &LlamaConfig, n_tokens: usize, source: &Source) -> Result<Hash
     let bos = llama.bos_token_id.unwrap_or(0);
     let start = source.values(embeddings, &vocab)?[bos * d_model..(bos + 1) * d_model].to_vec();
     let mut tensors = HashMap::from([
-        ("embedding.weight".to_owned(), source.table(embeddings, vocab, n_tokens)?),
         ("start".to_owned(), converted(vec![d_model], &start)),
         ("stack.norm.gamma".to_owned(), source.vector("model.norm.weight", d_model)?),
-        ("head.weight".to_owned(), source.matrix(head, vocab, n_tokens)?),
     ]);
+    for (index, piece) in pieces(n_tokens, d_model, MAX_PIECE_NUMBERS).enumerate() {
+        tensors.insert(piece_name("embedding", index), source.table(embeddings, vocab, piece.clone())?);
+        tensors.insert(piece_name("head", index), source.matrix(head, vocab, piece)?);
+    }
     for layer in 0..llama.num_hidden_layers {
         let (theirs, ours) = (format!("model.layers.{layer}"), format!("stack.blocks.{layer}"));
         for (name, norm) in [("input_layernorm", "attention_norm"), ("post_attention_layernorm", "feed_forward_norm")] {
@@ -231,7 +242,7 @@ fn convert(llama: &LlamaConfig, n_tokens: usize, source: &Source) -> Result<Hash
             ("mlp.up_proj", [d_ff, d_model], "feed_forward.up_proj"),
             ("mlp.down_proj", [d_model, d_ff], "feed_forward.down_proj"),
         ] {
-            let matrix = source.matrix(&format!("{theirs}.{name}.weight"), [d_output, d_input], d_output)?;
+            let matrix = source.matrix(&format!("{theirs}.{name}.weight"), [d_output, d_input], 0..d_output)?;
             tensors.insert(format!("{ours}.{ours_in_block}.weight"), matrix);
         }
     }

@@ -5,6 +5,7 @@
 
 use std::fmt;
 
+use burn::tensor::DType;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::advance::AdvanceRule;
@@ -12,6 +13,7 @@ use crate::cache::config::{Budget, CacheConfig, MAX_ROOM, Storage};
 use crate::cache::offload::Offload;
 use crate::cache::policy::PolicyConfig;
 use crate::config::{ConfigError, ModelConfig, StackSpec, error, require_positive};
+use crate::device::OpenDevice;
 use crate::nn::activations::Activations;
 use crate::nn::block_pick::BlockPick;
 
@@ -275,6 +277,33 @@ impl InferPlan {
         let found = self.caches.iter().find(|cache| cache.stage == stage);
         found.unwrap_or_else(|| panic!("the plan is for another model: it has no {stage}"))
     }
+
+    /// Whether the device knows the numbers that the caches hold, and those that they turn to when memory is short.
+    ///
+    /// # Errors
+    ///
+    /// If not, naming the key, the device and what it has.
+    pub fn check_formats(&self, device: &OpenDevice) -> Result<(), ConfigError> {
+        self.check_formats_with(device, |dtype| device.device.supports_dtype(dtype))
+    }
+
+    fn check_formats_with(&self, device: impl fmt::Display, knows: impl Fn(DType) -> bool) -> Result<(), ConfigError> {
+        let is_there = |storage: Storage| storage.dtype().is_none_or(&knows);
+        for StageCache { stage, config, .. } in &self.caches {
+            for (name, storage) in [("keys", config.keys), ("values", config.values)] {
+                let lighter = |&storage: &Storage| storage.lighter().filter(|&lighter| lighter <= config.lightest);
+                let n_taken = if self.memory_budget_bytes.is_some() { usize::MAX } else { 1 };
+                let mut taken = std::iter::successors(Some(storage), lighter).take(n_taken);
+                let Some(missing) = taken.find(|&storage| !is_there(storage)) else { continue };
+                let others = Storage::ALL.into_iter().filter(|&other| is_there(other));
+                let others = others.map(|other| other.to_string()).collect::<Vec<_>>().join(", ");
+                let when = if missing == storage { "" } else { ", which memory pressure turns to" };
+                let fix = format!("{device} has no {missing}{when}: use one of {others}, or another --device");
+                return error(&format!("caches ({stage}).{name}"), storage, fix);
+            }
+        }
+        Ok(())
+    }
 }
 
 /// Every stage with caches, its stack, and the length of its chunks in entries.
@@ -376,5 +405,35 @@ fn check(stage: Stage, config: &CacheConfig, spec: &StackSpec, n_newest: usize) 
             error(&key("floor"), format!("{floor:?}"), format!("must be of the budget's unit: {:?}", ranking.budget()))
         }
         _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config_file;
+
+    #[test]
+    fn numbers_that_a_device_lacks_are_named_before_a_model_runs() {
+        let model = "architecture = \"flat\"\nvocab_size = 13\nd_model = 8\n\
+                     [stack]\nn_layers = 1\nn_heads = 2\nd_ff = 12\n";
+        let model = config_file::parse_model(model.parse().unwrap(), "test.toml".as_ref()).unwrap();
+        let complaint = |infer: &str, missing: &[DType]| {
+            let config = config_file::parse_infer(infer, "test.toml".as_ref(), &[]).unwrap();
+            let plan = config.plan(&model).unwrap();
+            plan.check_formats_with("wgpu (a card)", |dtype| !missing.contains(&dtype)).map_err(|e| e.to_string())
+        };
+        let bf16 = "caches = [{ stages = \"all\", values = \"bf16\" }]";
+        assert_eq!(complaint(bf16, &[DType::F16]), Ok(()));
+        let error = complaint(bf16, &[DType::BF16]).unwrap_err();
+        assert!(error.contains("caches (stack).values = bf16"), "{error}");
+        assert!(error.contains("wgpu (a card) has no bf16: use one of f32, f16, int8, int4"), "{error}");
+
+        // Memory pressure turns f32 to f16, where the config lets it.
+        assert_eq!(complaint("", &[DType::F16]), Ok(()));
+        let error = complaint("memory_budget_bytes = 1000000", &[DType::F16]).unwrap_err();
+        assert!(error.contains("has no f16, which memory pressure turns to"), "{error}");
+        let stays = "memory_budget_bytes = 1000000\ncaches = [{ stages = \"all\", lightest = \"f32\" }]";
+        assert_eq!(complaint(stays, &[DType::F16]), Ok(()));
     }
 }

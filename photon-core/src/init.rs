@@ -1,11 +1,13 @@
 //! Fresh parameters, drawn on the host: one seed gives the same weights on every backend.
 
 use burn::module::Param;
-use burn::nn::{Embedding, Linear, RmsNorm};
+use burn::nn::{Linear, RmsNorm};
 use burn::tensor::{Device, Tensor, TensorData};
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 use rand_distr::{Distribution, Normal};
+
+use crate::nn::vocabulary::{Head, MAX_PIECE_NUMBERS, Table, pieces};
 
 /// Draws parameters in the order in which modules ask for them.
 pub struct Initializer<'a> {
@@ -70,8 +72,15 @@ impl<'a> Initializer<'a> {
     }
 
     /// A table of `vocab_size` rows.
-    pub fn embedding(&mut self, vocab_size: usize, d_model: usize) -> Embedding {
-        Embedding { weight: self.normal([vocab_size, d_model], 1.0) }
+    pub fn embedding(&mut self, vocab_size: usize, d_model: usize) -> Table {
+        let pieces = pieces(vocab_size, d_model, MAX_PIECE_NUMBERS);
+        Table::of_pieces(pieces.map(|piece| self.normal([piece.len(), d_model], 1.0)).collect())
+    }
+
+    /// A matrix from hidden states to logits.
+    pub fn head(&mut self, d_model: usize, vocab_size: usize) -> Head {
+        let pieces = pieces(vocab_size, d_model, MAX_PIECE_NUMBERS);
+        Head::of_pieces(pieces.map(|piece| self.normal([d_model, piece.len()], 1.0)).collect())
     }
 
     /// A norm whose gain starts at one.

@@ -64,6 +64,7 @@ pub mod hex;
 pub mod import_llama;
 pub mod infer_config;
 pub mod init;
+pub mod launches;
 pub mod loss;
 pub mod memory;
 pub mod model;

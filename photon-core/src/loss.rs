@@ -12,7 +12,9 @@ use burn::tensor::{Int, Tensor, TensorData};
 use crate::config::{ModelConfig, PhotonConfig};
 use crate::documents::Documents;
 use crate::model::Model;
+use crate::nn::compute::in_format_of;
 use crate::nn::fused;
+use crate::nn::vocabulary::logits_by;
 use crate::photon::Reconstruction;
 
 /// Logits that exist at the same time, at most (unless one position alone has more).
@@ -34,14 +36,14 @@ pub struct TokenLosses {
     pub z: Tensor<1>,
 }
 
-/// Weighted sums of the losses of `targets`.
+/// Weighted sums of the losses of `targets`; the head comes in pieces, or in one.
 ///
 /// # Shapes
 ///
-/// `hidden: [N, D]`, `head: [D, V]`, `targets: [N]`, `weights: [N]`
+/// `hidden: [N, D]`, `head: [D, V_i]` each, `targets: [N]`, `weights: [N]`
 pub fn token_losses(
     hidden: Tensor<2>,
-    head: Tensor<2>,
+    head: &[Tensor<2>],
     targets: Tensor<1, Int>,
     weights: Tensor<1>,
     z_loss: f64,
@@ -52,29 +54,38 @@ pub fn token_losses(
         let z = (log_sums.square() * weights).sum();
         return TokenLosses { total: cross_entropy.clone() + z.clone() * z_loss, cross_entropy, z };
     }
-    let (inner_hidden, inner_head) = (hidden.clone().inner(), head.clone().inner());
+    let inner_hidden = hidden.clone().inner();
+    let inner_head: Vec<Tensor<2>> = head.iter().map(|piece| piece.clone().inner()).collect();
     let (targets, weights) = (targets.inner(), weights.inner());
     let zero = || Tensor::zeros([1], &inner_hidden.device());
     let (mut cross_entropy, mut z) = (zero(), zero());
-    let mut head_gradient = inner_head.zeros_like();
+    let mut head_gradients: Vec<Tensor<2>> = inner_head.iter().map(Tensor::zeros_like).collect();
     let mut hidden_gradients = Vec::new();
-    for piece in pieces(inner_hidden.dims()[0], inner_head.dims()[1]) {
+    for piece in pieces(inner_hidden.dims()[0], &inner_head) {
         let hidden = inner_hidden.clone().slice([piece.clone()]); // [n, D]
         let targets = targets.clone().slice([piece.clone()]).unsqueeze_dim::<2>(1); // [n, 1]
         let weights = weights.clone().slice([piece]).unsqueeze_dim::<2>(1); // [n, 1]
-        let logits = hidden.clone().matmul(inner_head.clone()); // [n, V]
+        let logits = logits(&hidden, &inner_head); // [n, V]
         let losses = fused::cross_entropy(logits, targets, weights.clone(), z_loss);
         cross_entropy = cross_entropy + (losses.nats * weights.clone()).sum();
         if z_loss > 0.0 {
             z = z + (losses.log_sums.square() * weights).sum();
         }
-        hidden_gradients.push(losses.gradient.clone().matmul(inner_head.clone().transpose())); // [n, D]
-        head_gradient = head_gradient + hidden.transpose().matmul(losses.gradient); // [D, V]
+        let by_piece = split(losses.gradient, &inner_head); // [n, V_i] each
+        let of_hidden = by_piece.iter().zip(&inner_head).map(|(gradient, head)| {
+            gradient.clone().matmul(head.clone().transpose()) // [n, D]
+        });
+        hidden_gradients.extend(of_hidden.reduce(|sum, gradient| sum + gradient));
+        let of_head = by_piece.into_iter().map(|gradient| hidden.clone().transpose().matmul(gradient)); // [D, V_i] each
+        head_gradients = head_gradients.into_iter().zip(of_head).map(|(sum, gradient)| sum + gradient).collect();
     }
     let hidden_gradient = constant(Tensor::cat(hidden_gradients, 0), &hidden); // [N, D]
-    let head_gradient = constant(head_gradient, &head); // [D, V]
     let [cross_entropy, z] = [cross_entropy, z].map(|x| constant(x, &hidden));
-    let carrier = (hidden * hidden_gradient).sum() + (head * head_gradient).sum();
+    let of_head = head.iter().zip(head_gradients).map(|(piece, gradient)| {
+        let gradient = constant(gradient, piece);
+        (piece.clone() * gradient).sum()
+    });
+    let carrier = of_head.fold((hidden * hidden_gradient).sum(), |sum, carrier| sum + carrier);
     let value = match z_loss > 0.0 {
         true => cross_entropy.clone() + z.clone() * z_loss,
         false => cross_entropy.clone(),
@@ -92,8 +103,8 @@ fn constant<const D: usize>(x: Tensor<D>, beside: &Tensor<2>) -> Tensor<D> {
 ///
 /// # Shapes
 ///
-/// `hidden: [N, D]`, `head: [D, V]`, `targets: [N] -> [N]`
-pub fn token_nats(hidden: Tensor<2>, head: Tensor<2>, targets: Tensor<1, Int>) -> Tensor<1> {
+/// `hidden: [N, D]`, `head: [D, V_i]` each, `targets: [N] -> [N]`
+pub fn token_nats(hidden: Tensor<2>, head: &[Tensor<2>], targets: Tensor<1, Int>) -> Tensor<1> {
     let [nats, _] = nats_and_log_sums(hidden, head, targets);
     nats
 }
@@ -102,15 +113,15 @@ pub fn token_nats(hidden: Tensor<2>, head: Tensor<2>, targets: Tensor<1, Int>) -
 ///
 /// # Shapes
 ///
-/// `hidden: [N, D]`, `head: [D, V]`, `targets: [N]`
+/// `hidden: [N, D]`, `head: [D, V_i]` each, `targets: [N]`
 pub fn token_nats_and_likeliest(
     hidden: Tensor<2>,
-    head: Tensor<2>,
+    head: &[Tensor<2>],
     targets: Tensor<1, Int>,
 ) -> (Tensor<1>, Tensor<1, Int>) {
-    let (nats, likeliest): (Vec<_>, Vec<_>) = pieces(hidden.dims()[0], head.dims()[1])
+    let (nats, likeliest): (Vec<_>, Vec<_>) = pieces(hidden.dims()[0], head)
         .map(|piece| {
-            let logits = hidden.clone().slice([piece.clone()]).matmul(head.clone()); // [n, V]
+            let logits = logits(&hidden.clone().slice([piece.clone()]), head); // [n, V]
             let likeliest = logits.clone().argmax(1); // [n, 1]
             let [nats, _] = nats_and_log_sums_of(logits, targets.clone().slice([piece]));
             (nats, likeliest)
@@ -120,10 +131,10 @@ pub fn token_nats_and_likeliest(
 }
 
 /// The cross-entropy of each target, and the log of the softmax's denominator, `[N]` each.
-fn nats_and_log_sums(hidden: Tensor<2>, head: Tensor<2>, targets: Tensor<1, Int>) -> [Tensor<1>; 2] {
-    let (nats, log_sums) = pieces(hidden.dims()[0], head.dims()[1])
+fn nats_and_log_sums(hidden: Tensor<2>, head: &[Tensor<2>], targets: Tensor<1, Int>) -> [Tensor<1>; 2] {
+    let (nats, log_sums) = pieces(hidden.dims()[0], head)
         .map(|piece| {
-            let logits = hidden.clone().slice([piece.clone()]).matmul(head.clone()); // [n, V]
+            let logits = logits(&hidden.clone().slice([piece.clone()]), head); // [n, V]
             nats_and_log_sums_of(logits, targets.clone().slice([piece])).into()
         })
         .unzip();
@@ -139,7 +150,22 @@ fn nats_and_log_sums_of(logits: Tensor<2>, targets: Tensor<1, Int>) -> [Tensor<2
     [log_sum.clone() - target, log_sum + largest]
 }
 
-fn pieces(n_positions: usize, vocab_size: usize) -> impl Iterator<Item = std::ops::Range<usize>> {
+/// `[n, D] x [D, V_i] -> [n, V]`
+fn logits(hidden: &Tensor<2>, head: &[Tensor<2>]) -> Tensor<2> {
+    logits_by(head, |piece| in_format_of(&piece, hidden.clone()).matmul(piece))
+}
+
+/// What belongs to each piece of the head: `[n, V] -> [n, V_i]` each.
+fn split(of_logits: Tensor<2>, head: &[Tensor<2>]) -> Vec<Tensor<2>> {
+    match head {
+        [_] => vec![of_logits],
+        pieces => of_logits.split_with_sizes(pieces.iter().map(|piece| piece.dims()[1]).collect(), 1),
+    }
+}
+
+/// Positions whose logits exist at the same time.
+fn pieces(n_positions: usize, head: &[Tensor<2>]) -> impl Iterator<Item = std::ops::Range<usize>> + use<> {
+    let vocab_size: usize = head.iter().map(|piece| piece.dims()[1]).sum();
     let len = (LOGITS_AT_ONCE / vocab_size).max(1);
     (0..n_positions).step_by(len).map(move |start| start..(start + len).min(n_positions))
 }
@@ -234,7 +260,7 @@ impl Objective {
         let weights = Tensor::from_data(TensorData::new::<f32, _>(weights, [batch * n_tokens]), &device);
         let TokenLosses { mut total, cross_entropy, z } = token_losses(
             hidden.tokens.reshape([batch * n_tokens, d_model]),
-            model.head().weight.val(),
+            &model.head().weights(),
             token_ids.reshape([batch * n_tokens]),
             weights,
             self.z_loss,

@@ -3,7 +3,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use burn::module::Module;
-use burn::nn::Linear;
 use burn::tensor::{Device, Int, Tensor, TensorData};
 
 use crate::cache::row_store::indices;
@@ -12,7 +11,8 @@ use crate::documents::Documents;
 use crate::flat::Flat;
 use crate::infer_config::{InferConfig, InferPlan, Stage};
 use crate::init::Initializer;
-use crate::nn::compute::Compute;
+use crate::nn::compute::{Compute, with_matrices_in};
+use crate::nn::vocabulary::Head;
 use crate::photon::{Photon, Reconstruction};
 use crate::state::State;
 use crate::watch::{Unwatched, Watch};
@@ -55,7 +55,7 @@ impl Model {
     }
 
     /// The same weights, with the products of each stack in the format that `of` gives for its stage: in the training
-    /// forward alone, while generation stays in f32.
+    /// forward alone, while generation stays as the weights are stored.
     #[must_use]
     pub fn with_compute(mut self, of: impl Fn(Stage) -> Compute) -> Self {
         match &mut self {
@@ -68,6 +68,12 @@ impl Model {
             Self::Flat(model) => model.stack.set_compute(of(Stage::Stack)),
         }
         self
+    }
+
+    /// The same model with its matrices stored in a format, and every product with them made in it, in generation too.
+    #[must_use]
+    pub fn with_weights(self, stored: Compute) -> Self {
+        with_matrices_in(self, stored)
     }
 
     /// The architecture.
@@ -88,7 +94,7 @@ impl Model {
 
     /// The device of the weights.
     pub fn device(&self) -> Device {
-        self.head().weight.device()
+        self.head().weights()[0].device()
     }
 
     /// The training forward up to the head, of rows that are one document each.
@@ -141,7 +147,7 @@ impl Model {
     }
 
     /// The matrix from hidden states to logits, `[D, V]`.
-    pub fn head(&self) -> &Linear {
+    pub fn head(&self) -> &Head {
         match self {
             Self::Photon(model) => model.head(),
             Self::Flat(model) => model.head(),

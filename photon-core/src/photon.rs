@@ -13,7 +13,6 @@
 //! Generation may put something cheaper in the place of the latents below the top: [`crate::advance`].
 
 use burn::module::{Module, Param};
-use burn::nn::{Embedding, Linear};
 use burn::tensor::{DType, Int, Tensor};
 
 use crate::advance::AdvanceRule;
@@ -25,6 +24,7 @@ use crate::encoder::Encoder;
 use crate::infer_config::{InferPlan, Stage};
 use crate::init::Initializer;
 use crate::model::Hidden;
+use crate::nn::vocabulary::{Head, Table};
 use crate::state::PhotonState;
 use crate::watch::{Output, Watch};
 
@@ -36,7 +36,7 @@ use crate::watch::{Output, Watch};
 #[derive(Module, Debug)]
 pub struct Photon {
     /// The tokens as the first chunker reads them.
-    pub encoder_embedding: Embedding,
+    pub encoder_embedding: Table,
     /// Finest first.
     pub encoders: Vec<Encoder>,
     /// Stands for the top latent before the first, `[D_L]`.
@@ -44,8 +44,8 @@ pub struct Photon {
     /// Finest first.
     pub decoders: Vec<Decoder>,
     /// The tokens as the token decoder reads them.
-    pub decoder_embedding: Embedding,
-    head: Linear,
+    pub decoder_embedding: Table,
+    head: Head,
     #[module(skip)]
     config: PhotonConfig,
 }
@@ -71,7 +71,7 @@ impl Photon {
             start_latent: init.vector(config.width(config.n_levels())),
             decoders: levels.map(|level| Decoder::new(config, level, init)).collect(),
             decoder_embedding: init.embedding(config.vocab_size, config.d_model),
-            head: init.linear(config.d_model, config.vocab_size),
+            head: init.head(config.d_model, config.vocab_size),
             config: config.clone(),
         }
     }
@@ -249,7 +249,7 @@ impl Photon {
     }
 
     /// Logits of hidden states: `[N, D_0] -> [N, V]`.
-    pub fn head(&self) -> &Linear {
+    pub fn head(&self) -> &Head {
         &self.head
     }
 

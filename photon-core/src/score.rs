@@ -75,7 +75,7 @@ pub fn score(model: &Model, rows: &[ScoreRow]) -> Vec<Vec<TokenScore>> {
     let targets: Vec<u32> = asked_for.iter().map(|&(row, token)| rows[row].token_ids[token]).collect();
     let target_ids: Vec<i64> = targets.iter().copied().map(i64::from).collect();
     let target_ids = Tensor::from_data(TensorData::new(target_ids, [targets.len()]), &device);
-    let (nats, likeliest) = token_nats_and_likeliest(hidden, model.head().weight.val(), target_ids);
+    let (nats, likeliest) = token_nats_and_likeliest(hidden, &model.head().weights(), target_ids);
     let nats: Vec<f32> = nats.try_into_vec_as().expect("nats are f32");
     let likeliest: Vec<i64> = likeliest.into_data().iter().collect();
     let scores = nats.into_iter().zip(likeliest).zip(targets);

@@ -161,7 +161,7 @@ pub fn load(path: &Path, model: &Model) -> Result<State, SnapshotError> {
 /// A digest of the architecture and of a part of the weights.
 fn fingerprint(model: &Model) -> String {
     let config = serde_json::to_string(&model.config()).expect("a model config is plain data");
-    let weight = model.head().weight.val();
+    let weight = model.head().weights().swap_remove(0);
     let first_row = weight.narrow(0, 0, 1).into_data();
     let digest = Sha256::new().chain_update(config).chain_update(first_row.as_bytes()).finalize();
     hex::encode(&digest)

@@ -3,7 +3,9 @@
 use std::time::Instant;
 
 use burn::tensor::Tensor;
+use photon_core::accounting::model_cost;
 use photon_core::infer_config::InferPlan;
+use photon_core::launches::counted;
 use photon_core::memory::peak_memory_bytes;
 use photon_core::model::Model;
 use photon_core::state::CacheUse;
@@ -48,6 +50,12 @@ pub struct BenchReport {
     pub cache_allocated_bytes: usize,
     /// The most memory that the process held so far, everything included. Absent where the system does not tell.
     pub peak_memory_bytes: Option<usize>,
+    /// What the memory of the device holds in reserve at the end, weights and caches included. Absent for the CPU.
+    pub device_memory_bytes: Option<u64>,
+    /// Weights that decoding reads, in 10^9 bytes a second: what bounds it where memory is the bound. Caches come on top.
+    pub weights_read_gb_per_sec: f64,
+    /// Kernels that the device is asked to run for a step of all rows, on average over those after the first; 0 on the CPU.
+    pub launches_per_step: f64,
     /// `decode_tokens_per_sec` for each GiB of caches allocated.
     pub decode_tokens_per_sec_per_cache_gib: f64,
     /// `decode_tokens_per_sec` for each GiB that the process held.
@@ -70,6 +78,7 @@ pub struct NoRoom {
 struct Run {
     first_secs: f64,
     decode_secs: f64,
+    n_launches: usize,
     caches: Vec<CacheUse>,
 }
 
@@ -81,12 +90,13 @@ struct Run {
 pub fn bench(model: &Model, plan: &InferPlan, config: BenchConfig) -> BenchReport {
     assert!(config.prompt_tokens > 0 && config.batch_size > 0 && config.repeats > 0, "nothing to measure");
     // The first run fills caches and compiles kernels.
-    run_once(model, plan, config);
+    let n_launches = run_once(model, plan, config).n_launches;
     let runs: Vec<Run> = (0..config.repeats).map(|_| run_once(model, plan, config)).collect();
     let first = median(runs.iter().map(|run| run.first_secs).collect());
     let decode = median(runs.iter().map(|run| run.decode_secs).collect());
     let caches = runs.into_iter().last().map(|run| run.caches).unwrap_or_default();
-    let decode_tokens_per_sec = (config.batch_size * (config.decode_tokens - 1)) as f64 / decode;
+    let steps_per_sec = (config.decode_tokens - 1) as f64 / decode;
+    let decode_tokens_per_sec = config.batch_size as f64 * steps_per_sec;
     let per_gib = |bytes: usize| decode_tokens_per_sec / (bytes as f64 / GIB);
     let peak_memory_bytes = peak_memory_bytes();
     let cache_allocated_bytes = allocated_bytes(&caches);
@@ -98,6 +108,9 @@ pub fn bench(model: &Model, plan: &InferPlan, config: BenchConfig) -> BenchRepor
         cache_used_bytes: caches.iter().map(|cache| cache.used_bytes).sum(),
         cache_allocated_bytes,
         peak_memory_bytes,
+        device_memory_bytes: model.device().memory_pool_usage().map(|usage| usage.bytes_reserved),
+        launches_per_step: n_launches as f64 / (config.decode_tokens - 1) as f64,
+        weights_read_gb_per_sec: steps_per_sec * weight_bytes_per_token(model) * 1e-9,
         decode_tokens_per_sec_per_cache_gib: per_gib(cache_allocated_bytes),
         decode_tokens_per_sec_per_gib: peak_memory_bytes.map(per_gib),
         caches,
@@ -145,11 +158,24 @@ fn run_once(model: &Model, plan: &InferPlan, config: BenchConfig) -> Run {
     let (mut session, logits) = Session::begin(model, plan, &prompts).expect("no memory budget is set");
     let mut newest = likeliest(logits);
     let first = started.elapsed();
-    for _ in 1..config.decode_tokens {
-        newest = likeliest(session.extend(&rows, &newest).expect("no memory budget is set"));
-    }
+    let ((), launches) = counted(|| {
+        for _ in 1..config.decode_tokens {
+            newest = likeliest(session.extend(&rows, &newest).expect("no memory budget is set"));
+        }
+    });
     let all = started.elapsed();
-    Run { first_secs: first.as_secs_f64(), decode_secs: (all - first).as_secs_f64(), caches: session.cache_use() }
+    Run {
+        first_secs: first.as_secs_f64(),
+        decode_secs: (all - first).as_secs_f64(),
+        n_launches: launches.values().sum(),
+        caches: session.cache_use(),
+    }
+}
+
+/// Bytes of weights that a step of all rows reads, on average.
+fn weight_bytes_per_token(model: &Model) -> f64 {
+    let number_bytes = model.head().weights()[0].dtype().size();
+    model_cost(&model.config(), 1).weights_read_per_token() * number_bytes as f64
 }
 
 fn allocated_bytes(caches: &[CacheUse]) -> usize {

@@ -106,7 +106,7 @@ mod tests {
     }
 
     fn head(model: &Model) -> Vec<f32> {
-        model.head().weight.val().try_into_vec_as().unwrap()
+        model.head().weights().remove(0).try_into_vec_as().unwrap()
     }
 
     /// `model` with other weights and the ids of its parameters, as after an update.

@@ -98,7 +98,7 @@ fn slot_sums(model: &Model, batch: &Batch, n_slots: usize) -> Vec<(f64, usize)> 
     let hidden = model.hidden_apart(token_ids.clone(), &batch.apart).tokens;
     let d_model = hidden.dims()[2];
     let n = rows * seq_len;
-    let nats = token_nats(hidden.reshape([n, d_model]), model.head().weight.val(), token_ids.reshape([n]));
+    let nats = token_nats(hidden.reshape([n, d_model]), &model.head().weights(), token_ids.reshape([n]));
     let nats: Vec<f32> = nats.try_into_vec_as().expect("nats are f32");
     let mut slots = vec![(0.0, 0); n_slots];
     for (place, (nats, _)) in nats.into_iter().zip(batch.is_real()).enumerate().filter(|(_, (_, is_real))| *is_real) {

@@ -149,7 +149,10 @@ impl LineUp {
         let place = Place::of(name)?;
         let grows = matches!((&self.source, &self.target), (ModelConfig::Flat(_), ModelConfig::Photon(_)));
         let (source_name, source_place) = match place {
-            Place::Embedding if grows => ("embedding.weight".to_owned(), place),
+            Place::Embedding if grows => {
+                let (_, piece) = name.split_once('.')?;
+                (format!("embedding.{piece}"), place)
+            }
             Place::Stack(Stage::Decoder(1)) if grows => {
                 (name.strip_prefix("decoders.0.")?.to_owned(), Place::Stack(Stage::Stack))
             }

@@ -9,7 +9,7 @@ use std::time::Instant;
 use burn::tensor::Device;
 use photon_core::accounting::model_cost;
 use photon_core::config::ConfigError;
-use photon_core::device::OpenDevice;
+use photon_core::device::{DeviceError, OpenDevice, check_tensors};
 use photon_core::loss::bits_per_byte;
 use photon_core::model::Model;
 use photon_core::tokenizer::Tokenizer;
@@ -72,6 +72,9 @@ pub enum TrainError {
     /// What the weights should have come from.
     #[error(transparent)]
     InitFrom(#[from] InitFromError),
+    /// The device cannot hold the model.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
     /// The device lacks a precision.
     #[error(transparent)]
     Precision(#[from] ConfigError),
@@ -141,6 +144,7 @@ pub fn train(
     place: RunPlace,
 ) -> Result<Outcome, TrainError> {
     check_vocabulary(config, tokenizer)?;
+    check_tensors(&device.device, &config.model)?;
     config.train.precision.check(&config.model, &device.device, device.name)?;
     let data = data.packed_for(config.model.meta_chunk_tokens());
     let RunPlace { accept, peak, ranks, .. } = place;

@@ -35,6 +35,26 @@ fn parameters_are_those_of_the_built_model() {
     }
 }
 
+#[test]
+fn weights_are_read_once_for_the_tokens_that_a_step_of_their_stage_makes() {
+    let cost = |config: &ModelConfig| model_cost(config, 1);
+    let of = |config: &ModelConfig, stage: &str| {
+        let stages = cost(config).stages;
+        stages.into_iter().filter(|found| found.stage == stage).map(|found| found.parameters).sum::<usize>() as f64
+    };
+    let flat = flat_cases().remove(0).config;
+    assert_eq!(cost(&flat).weights_read_per_token(), of(&flat, "stack") + of(&flat, "head"));
+    // Chunks of two, then of three.
+    let photon = photon_case(2, "\"full\"", "\"chunk\"").config;
+    let of = |stage| of(&photon, stage);
+    let expected = of("head")
+        + of("decoder 1")
+        + (of("chunker 1") + of("encoder 1") + of("converter 1") + of("decoder 2")) / 2.0
+        + (of("chunker 2") + of("encoder 2") + of("converter 2")) / 6.0;
+    let found = cost(&photon).weights_read_per_token();
+    assert!((found - expected).abs() < 1e-9 * expected, "{found} {expected}");
+}
+
 /// Every matrix of the built model times the positions it runs at, and every pair that attention sees.
 #[test]
 fn flops_are_those_of_the_built_model() {

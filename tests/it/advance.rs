@@ -117,7 +117,7 @@ impl<'a> Oracle<'a> {
     }
 
     fn device(&self) -> Device {
-        self.photon.head().weight.device()
+        self.photon.start_latent.device()
     }
 }
 

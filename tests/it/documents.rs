@@ -209,7 +209,7 @@ fn an_evaluation_with_a_mask_is_the_mean_over_documents_alone() {
                 let n = row.len();
                 let ids = ids(&[row], &model.device());
                 let hidden = model.hidden(ids.clone()).tokens.reshape([n, 8]);
-                let nats: Tensor<1> = loss::token_nats(hidden, model.head().weight.val(), ids.reshape([n]));
+                let nats: Tensor<1> = loss::token_nats(hidden, &model.head().weights(), ids.reshape([n]));
                 nats.try_into_vec_as::<f32>().unwrap()
             })
             .collect();

@@ -153,7 +153,7 @@ fn the_chunked_loss_equals_the_plain_one() {
     let weights = Tensor::<1>::from_data(TensorData::new(numbers(n_positions, 0.0), [n_positions]), &device);
 
     for z_loss in [0.0, 0.02] {
-        let chunked = loss::token_losses(hidden.clone(), head.clone(), targets.clone(), weights.clone(), z_loss);
+        let chunked = loss::token_losses(hidden.clone(), &[head.clone()], targets.clone(), weights.clone(), z_loss);
         let logits = hidden.clone().matmul(head.clone());
         let log_probs = log_softmax(logits.clone(), 1);
         let plain = -(log_probs.gather(1, targets.clone().unsqueeze_dim(1)).squeeze_dim(1) * weights.clone()).sum();
@@ -161,10 +161,12 @@ fn the_chunked_loss_equals_the_plain_one() {
         let plain_total = plain.clone() + z.clone() * z_loss;
         let [inner_hidden, inner_head] = [&hidden, &head].map(|x| x.clone().inner());
         let inner =
-            loss::token_losses(inner_hidden, inner_head, targets.clone().inner(), weights.clone().inner(), z_loss);
+            loss::token_losses(inner_hidden, &[inner_head], targets.clone().inner(), weights.clone().inner(), z_loss);
+        let pieces = [0..13_000, 13_000..vocab_size].map(|piece| head.clone().slice([0..d_model, piece]));
+        let in_pieces = loss::token_losses(hidden.clone(), &pieces, targets.clone(), weights.clone(), z_loss);
 
         let value = |x: &Tensor<1>| x.clone().into_scalar::<f32>();
-        for losses in [&chunked, &inner] {
+        for losses in [&chunked, &inner, &in_pieces] {
             let pairs = [(&losses.total, &plain_total), (&losses.cross_entropy, &plain), (&losses.z, &z)];
             for (index, (found, expected)) in
                 pairs.map(|(found, expected)| (value(found), value(expected))).iter().enumerate()
@@ -179,11 +181,14 @@ fn the_chunked_loss_equals_the_plain_one() {
             }
         }
         // An upstream factor must reach the gradients.
-        let (chunked, plain) = ((chunked.total * 3.0).backward(), (plain_total * 3.0).backward());
+        let [chunked, in_pieces, plain] =
+            [chunked.total, in_pieces.total, plain_total].map(|total| (total * 3.0).backward());
         for tensor in [&hidden, &head] {
-            let gradient = tensor.grad(&plain).unwrap();
-            let difference: f32 = (tensor.grad(&chunked).unwrap() - gradient).abs().max().into_scalar();
-            assert!(difference < 2e-5, "z_loss {z_loss}: {difference}");
+            for found in [&chunked, &in_pieces] {
+                let difference = tensor.grad(found).unwrap() - tensor.grad(&plain).unwrap();
+                let difference: f32 = difference.abs().max().into_scalar();
+                assert!(difference < 2e-5, "z_loss {z_loss}: {difference}");
+            }
         }
     }
 }
@@ -253,7 +258,7 @@ fn only_real_places_weigh_wherever_the_padding_stands() {
     let is_real: Vec<bool> = (0..48).map(|place| !matches!(place, 5 | 10..=12 | 30 | 44..)).collect();
     let hidden = model.hidden(token_ids()).tokens;
     let d_model = hidden.dims()[2];
-    let nats = loss::token_nats(hidden.reshape([48, d_model]), model.head().weight.val(), token_ids().reshape([48]));
+    let nats = loss::token_nats(hidden.reshape([48, d_model]), &model.head().weights(), token_ids().reshape([48]));
     let nats: Vec<f32> = nats.try_into_vec_as().unwrap();
     let real: Vec<f32> = nats.iter().zip(&is_real).filter_map(|(&nats, &is_real)| is_real.then_some(nats)).collect();
     let expected = real.iter().sum::<f32>() / real.len() as f32;

@@ -29,12 +29,22 @@ fn a_device_is_compared_with_the_reference_part_by_part() {
 }
 
 #[test]
+fn the_cost_of_fewer_bits_is_measured_on_any_device() {
+    let args = ["--devices", "cpu,cpu", "--weights", "bf16", "--tolerance", "0.1", "--format", "json"];
+    let json = json_of(parity(&args)).remove(0);
+    let kl = json[0]["predictions"][0]["kl_mean_nats"].as_f64().unwrap();
+    assert!(kl > 1e-9 && kl < 1e-2, "{json}");
+    assert_says(&complaint_of(parity(&args[..4])), &["cpu differs from cpu by more than 0.0001"]);
+}
+
+#[test]
 fn what_cannot_be_compared_is_named() {
     for (args, said) in [
         (&["--devices", "cpu"][..], "--devices names one device: name the reference and another"),
         (&["--devices", "cpu,gpu"], "unknown device \"gpu\""),
         (&["--devices", "cpu,cpu", "--prompt", "32"], "--prompt 32: must be less than --context 32"),
         (&["--devices", "cpu,cpu", "--tolerance", "nan"], "--tolerance NaN: must be 0 or more"),
+        (&["--devices", "cpu,cpu", "--weights", "int8"], "unknown format \"int8\": use f32, bf16 or f16"),
         (&["--devices", "cpu,cpu", "--preset", "exat"], "preset exat: there is no such preset"),
     ] {
         assert_says(&complaint_of(parity(args)), &[said]);

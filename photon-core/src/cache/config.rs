@@ -1,5 +1,8 @@
 //! How the caches of one stack store their entries, and which they keep.
 
+use std::fmt;
+
+use burn::tensor::DType;
 use serde::{Deserialize, Serialize};
 
 use super::entries::EntryFormat;
@@ -66,6 +69,18 @@ pub enum Storage {
     Int4,
 }
 
+impl fmt::Display for Storage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::F32 => "f32",
+            Self::F16 => "f16",
+            Self::Bf16 => "bf16",
+            Self::Int8 => "int8",
+            Self::Int4 => "int4",
+        })
+    }
+}
+
 /// The most exact entries, entries of a block, and blocks brought back from host memory: room for them is taken at
 /// once, so a damaged snapshot must not ask for any number.
 pub const MAX_ROOM: usize = 1 << 16;
@@ -86,6 +101,9 @@ impl CacheConfig {
 }
 
 impl Storage {
+    /// All of them, heaviest first.
+    pub const ALL: [Self; 5] = [Self::F32, Self::F16, Self::Bf16, Self::Int8, Self::Int4];
+
     /// The format of entries whose heads have `head_dim` numbers, of which at most `group` share a scale.
     pub fn format(self, group: usize, head_dim: usize) -> EntryFormat {
         let format = match self {
@@ -96,6 +114,16 @@ impl Storage {
             Self::Int4 => EntryFormat::Int4 { group },
         };
         format.with_group_for(head_dim)
+    }
+
+    /// The numbers that a device must know to hold such entries; codes lie in words, which all know.
+    pub fn dtype(self) -> Option<DType> {
+        match self {
+            Self::F32 => Some(DType::F32),
+            Self::F16 => Some(DType::F16),
+            Self::Bf16 => Some(DType::BF16),
+            Self::Int8 | Self::Int4 => None,
+        }
     }
 
     /// The next lighter storage that takes less room.
@@ -170,5 +198,12 @@ mod tests {
     fn each_lighter_storage_takes_less() {
         let steps: Vec<Storage> = std::iter::successors(Some(Storage::F32), |s| s.lighter()).collect();
         assert_eq!(steps, [Storage::F32, Storage::F16, Storage::Int8, Storage::Int4]);
+    }
+
+    #[test]
+    fn a_storage_is_called_as_configs_call_it() {
+        for storage in Storage::ALL {
+            assert_eq!(serde_json::to_value(storage).unwrap(), storage.to_string());
+        }
     }
 }

@@ -16,7 +16,7 @@ use burn::tensor::Tensor;
 
 use super::activations::Activations;
 use super::block_pick::BlockPick;
-use super::compute::Compute;
+use super::compute::{Compute, in_f32};
 use super::fused;
 use super::fused::span_attention::span_attention;
 use super::rope::Rotation;
@@ -103,7 +103,7 @@ impl Attention {
             }
             SequenceMask::Blocks(blocks) => self.weigh_blocks(self.scaled(q), k, v, blocks),
         };
-        compute.widen(compute.linear(&self.o_proj, out)) // [B, N, D]
+        in_f32(compute.linear(&self.o_proj, out)) // [B, N, D]
     }
 
     /// Attention of new positions to a cache that takes them up.
@@ -126,7 +126,7 @@ impl Attention {
         let new = NewEntries { rows, positions, queries, keys: heads_first(k), values: heads_first(v) };
         let out = cache.attend(new, self.sinks.as_ref().map(Param::val)); // [b, H, N, K]
         let out = out.swap_dims(HEAD, SEQ).reshape([batch, n_positions, d_model]);
-        self.o_proj.forward(activations.round(out)) // [b, N, D]
+        in_f32(Compute::F32.linear(&self.o_proj, activations.round(out))) // [b, N, D]
     }
 
     /// `[B, N, D]` to queries, keys and values `[B, N, H, K]`, turned by their positions.
@@ -137,9 +137,10 @@ impl Attention {
         compute: Compute,
     ) -> (Tensor<4>, Tensor<4>, Tensor<4>) {
         let [batch, n_positions, _] = x.dims();
+        let compute = compute.or_stored(&self.q_proj);
         let x = compute.round(x);
         let heads = |proj: &Linear, n_heads: usize| {
-            let heads = compute.widen(compute.linear(proj, x.clone()));
+            let heads = in_f32(compute.linear(proj, x.clone()));
             heads.reshape([batch, n_positions, n_heads, self.head_dim])
         };
         let q = heads(&self.q_proj, self.n_heads);

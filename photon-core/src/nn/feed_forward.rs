@@ -5,7 +5,7 @@ use burn::nn::Linear;
 use burn::tensor::Tensor;
 
 use super::activations::Activations;
-use super::compute::Compute;
+use super::compute::{Compute, in_f32};
 use super::fused::swiglu;
 use crate::init::Initializer;
 
@@ -35,9 +35,10 @@ impl FeedForward {
     ///
     /// `[B, N, D] -> [B, N, D]`
     pub fn forward(&self, x: Tensor<3>, activations: Activations, compute: Compute) -> Tensor<3> {
+        let compute = compute.or_stored(&self.gate_proj);
         let x = compute.round(activations.round(x));
         let gate = compute.linear(&self.gate_proj, x.clone()); // [B, N, F]
         let up = compute.linear(&self.up_proj, x); // [B, N, F]
-        compute.widen(compute.linear(&self.down_proj, activations.round(swiglu(gate, up)))) // [B, N, D]
+        in_f32(compute.linear(&self.down_proj, activations.round(swiglu(gate, up)))) // [B, N, D]
     }
 }

@@ -11,3 +11,4 @@ mod recompute;
 pub mod rope;
 pub mod span;
 pub mod stack;
+pub mod vocabulary;

@@ -61,7 +61,7 @@ pub struct Stack {
     norm: RmsNorm,
     #[module(skip)]
     spec: StackSpec,
-    /// What whole sequences are computed in; steps over caches are f32.
+    /// What whole sequences are computed in; steps over caches go by how weights are stored.
     #[module(skip)]
     compute: Compute,
 }

@@ -5,16 +5,20 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::{Args, ValueEnum};
-use photon_core::checkpoint::{self, Checkpoint};
+use photon_core::checkpoint;
 use photon_core::config::ModelConfig;
 use photon_core::config_file;
-use photon_core::device::{DeviceChoice, OpenDevice};
+use photon_core::device::{DeviceChoice, check_tensors};
 use photon_core::model::Model;
+use photon_core::nn::compute::Compute;
 use photon_infer::bench::{BenchConfig, BenchReport, GIB, bench, bench_in_memory};
 use photon_infer::presets::DEFAULT_PRESET;
 use serde::{Deserialize, Serialize};
 
-use super::{Format, log, parse_positive, plan_to_measure, print, table};
+use super::{Format, check_weights, load, log, open_device, parse_positive, plan_to_measure, print, table};
+
+/// Bytes of a MiB.
+const MIB: f64 = (1u64 << 20) as f64;
 
 /// Tokens of prompts, and tokens to generate, where nothing is said.
 const DEFAULT_TOKENS: (usize, usize) = (128, 128);
@@ -51,6 +55,9 @@ pub(super) struct BenchArgs {
     /// Runs that count; the medians are reported.
     #[arg(long, default_value_t = 3, value_parser = parse_positive)]
     repeats: usize,
+    /// How the matrices are stored and multiplied: f32, bf16 or f16.
+    #[arg(long, value_name = "FORMAT", default_value_t = Compute::F32)]
+    weights: Compute,
     /// auto, cpu, cuda or wgpu.
     #[arg(long, default_value = "auto")]
     device: DeviceChoice,
@@ -101,6 +108,7 @@ struct Measurement {
     model: String,
     preset: String,
     device: String,
+    weights: Compute,
     commit: String,
     #[serde(flatten)]
     report: BenchReport,
@@ -139,10 +147,11 @@ fn bench_config(args: &BenchArgs) -> Result<BenchConfig> {
 /// Each pair in a process of its own, because the peak of a process never falls.
 fn measure_each_alone(args: &BenchArgs, pairs: &[Pair]) -> Result<Vec<Measurement>> {
     let mut possible = Vec::new();
+    let device = args.device.open()?;
     for (index, pair) in pairs.iter().enumerate() {
         let config = model_config(args, pair.model)?;
         photon_infer::presets::load_preset(pair.preset, &[])?;
-        match plan_to_measure(pair.preset, &[], &config) {
+        match plan_to_measure(pair.preset, &[], &config, &device) {
             Ok(_) => possible.push((index, pair)),
             Err(error) => log(format!("{} is left out: {error:#}", pair.model.display())),
         }
@@ -178,11 +187,15 @@ fn model_config(args: &BenchArgs, path: &Path) -> Result<ModelConfig> {
 
 fn measure(args: &BenchArgs, pair: Pair, config: BenchConfig) -> Result<Measurement> {
     let model_config = model_config(args, pair.model)?;
-    let plan = plan_to_measure(pair.preset, &[], &model_config)?;
-    let OpenDevice { device, name } = args.device.open()?;
+    let device = open_device(args.device)?;
+    let plan = plan_to_measure(pair.preset, &[], &model_config, &device)?;
     let model = match args.model.is_empty() {
-        true => Model::new(&model_config, 0, &device),
-        false => Checkpoint::load(pair.model, &device)?.model,
+        true => {
+            check_weights(&device, args.weights)?;
+            check_tensors(&device.device, &model_config)?;
+            Model::new(&model_config, 0, &device.device).with_weights(args.weights)
+        }
+        false => load(pair.model, &device, args.weights)?.model,
     };
     let report = match args.memory_gib {
         Some(gib) => bench_in_memory(&model, &plan, config, (gib * GIB) as usize)
@@ -192,7 +205,8 @@ fn measure(args: &BenchArgs, pair: Pair, config: BenchConfig) -> Result<Measurem
     Ok(Measurement {
         model: pair.model.display().to_string(),
         preset: pair.preset.to_owned(),
-        device: name.to_owned(),
+        device: device.to_string(),
+        weights: args.weights,
         commit: photon_core::BUILD_COMMIT.to_owned(),
         report,
     })
@@ -209,6 +223,9 @@ fn tables(measurements: &[Measurement]) -> String {
         "cache bytes used",
         "allocated",
         "peak memory, MiB",
+        "of the device",
+        "launches/step",
+        "weights read, GB/s",
         "decode tokens/s/GiB of caches",
         "of everything",
     ]);
@@ -224,7 +241,10 @@ fn tables(measurements: &[Measurement]) -> String {
             format!("{:.2}", report.time_to_first_token_secs * 1e3),
             report.cache_used_bytes.to_string(),
             report.cache_allocated_bytes.to_string(),
-            report.peak_memory_bytes.map_or_else(unknown, |bytes| format!("{:.1}", bytes as f64 / GIB * 1024.0)),
+            report.peak_memory_bytes.map_or_else(unknown, |bytes| format!("{:.1}", bytes as f64 / MIB)),
+            report.device_memory_bytes.map_or_else(String::new, |bytes| format!("{:.1}", bytes as f64 / MIB)),
+            format!("{:.1}", report.launches_per_step),
+            format!("{:.2}", report.weights_read_gb_per_sec),
             format!("{:.0}", report.decode_tokens_per_sec_per_cache_gib),
             report.decode_tokens_per_sec_per_gib.map_or_else(unknown, |speed| format!("{speed:.0}")),
         ]);
@@ -235,10 +255,10 @@ fn tables(measurements: &[Measurement]) -> String {
         let total = [report.cache_used_bytes, report.cache_allocated_bytes].map(|n| n.to_string());
         caches.add_row([model, preset, "total", ""].into_iter().map(str::to_owned).chain(total));
     }
-    let Some(Measurement { device, report, .. }) = measurements.first() else { return String::new() };
+    let Some(Measurement { device, weights, report, .. }) = measurements.first() else { return String::new() };
     let BenchConfig { prompt_tokens, decode_tokens, repeats, .. } = report.config;
     format!(
-        "device {device}, prompt {prompt_tokens}, decode {decode_tokens}, median of {repeats} runs\n\n{speed}\n\n{caches}"
+        "device {device}, weights {weights}, prompt {prompt_tokens}, decode {decode_tokens}, median of {repeats} runs\n\n{speed}\n\n{caches}"
     )
 }
 

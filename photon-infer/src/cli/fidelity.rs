@@ -4,15 +4,15 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, ensure};
 use clap::Args;
-use photon_core::checkpoint::Checkpoint;
 use photon_core::device::DeviceChoice;
+use photon_core::nn::compute::Compute;
 use photon_core::unix_lines::UnixLines;
 use photon_infer::feedback::Feedback;
 use photon_infer::fidelity::{Fidelity, FidelityConfig, f16_bytes, fidelity, windows};
 use photon_infer::presets::DEFAULT_PRESET;
 use serde::Serialize;
 
-use super::{Format, log, parse_positive, plan_to_measure, print, table};
+use super::{Format, load, log, open_device, parse_positive, plan_to_measure, print, table};
 
 #[derive(Args)]
 pub(super) struct FidelityArgs {
@@ -40,6 +40,9 @@ pub(super) struct FidelityArgs {
     /// Windows side by side.
     #[arg(long, value_name = "B", default_value_t = 4, value_parser = parse_positive)]
     batch: usize,
+    /// How the matrices are stored and multiplied: f32, bf16 or f16.
+    #[arg(long, value_name = "FORMAT", default_value_t = Compute::F32)]
+    weights: Compute,
     /// auto, cpu, cuda or wgpu.
     #[arg(long, default_value = "auto")]
     device: DeviceChoice,
@@ -64,13 +67,13 @@ pub(super) fn run(args: &FidelityArgs) -> Result<()> {
     let &FidelityArgs { context, prompt, max_tokens, batch, .. } = args;
     ensure!(prompt < context, "--prompt {prompt}: must be less than --context {context}, to leave tokens to compare");
     let config = FidelityConfig { context_tokens: context, prompt_tokens: prompt, max_tokens, batch_size: batch };
-    let device = args.device.open()?;
-    let checkpoint = Checkpoint::load(&args.model, &device.device)?;
+    let device = open_device(args.device)?;
+    let checkpoint = load(&args.model, &device, args.weights)?;
     let model_config = checkpoint.model.config();
     let plans = args
         .preset
         .iter()
-        .map(|preset| plan_to_measure(preset, &args.set, &model_config))
+        .map(|preset| plan_to_measure(preset, &args.set, &model_config, &device))
         .collect::<Result<Vec<_>>>()?;
     let name = args.text.display().to_string();
     let text = std::fs::read(&args.text).with_context(|| format!("cannot read the text {name}"))?;

@@ -5,14 +5,14 @@ use std::path::PathBuf;
 
 use anyhow::Result;
 use clap::Args;
-use photon_core::checkpoint::Checkpoint;
 use photon_core::device::DeviceChoice;
+use photon_core::nn::compute::Compute;
 use photon_core::sampler::SamplingConfig;
 use photon_core::state::CacheUse;
 use photon_infer::generate::{Completion, GenerateConfig, Generation, generate};
 use photon_infer::presets::DEFAULT_PRESET;
 
-use super::{Format, log, parse_positive, plan, table};
+use super::{Format, load, log, open_device, parse_positive, plan, table};
 
 #[derive(Args)]
 pub(super) struct GenerateArgs {
@@ -53,6 +53,9 @@ pub(super) struct GenerateArgs {
     /// Say at the end what the caches held and did: on stderr, or as a last JSON object.
     #[arg(long)]
     stats: bool,
+    /// How the matrices are stored and multiplied: f32, bf16 or f16.
+    #[arg(long, value_name = "FORMAT", default_value_t = Compute::F32)]
+    weights: Compute,
     /// auto, cpu, cuda or wgpu.
     #[arg(long, default_value = "auto")]
     device: DeviceChoice,
@@ -65,9 +68,9 @@ pub(super) fn run(args: GenerateArgs) -> Result<()> {
     let GenerateArgs { temperature, top_k, top_p, seed, max_tokens, samples, stats, format, .. } = args;
     let sampling = SamplingConfig { temperature, top_k, top_p, seed };
     sampling.validate()?;
-    let device = args.device.open()?;
-    let checkpoint = Checkpoint::load(&args.model, &device.device)?;
-    let plan = plan(&args.preset, &args.set, &checkpoint.model.config())?;
+    let device = open_device(args.device)?;
+    let checkpoint = load(&args.model, &device, args.weights)?;
+    let plan = plan(&args.preset, &args.set, &checkpoint.model.config(), &device)?;
     let prompts = if args.prompt.is_empty() { vec![String::new()] } else { args.prompt };
     let config = GenerateConfig { max_tokens, sampling, stops: args.stop, samples, plan };
     let mut out = std::io::stdout().lock();

@@ -6,12 +6,13 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 use clap::Args;
-use photon_core::checkpoint::{Checkpoint, trained_seq_len};
+use photon_core::checkpoint::trained_seq_len;
 use photon_core::device::DeviceChoice;
+use photon_core::nn::compute::Compute;
 use photon_infer::lm_eval::{LmEvalConfig, serve};
 use photon_infer::presets::DEFAULT_PRESET;
 
-use super::{log, parse_positive, plan};
+use super::{load, log, parse_positive, plan};
 
 /// Tokens of a row where the run of a checkpoint is not at hand; `photon-train eval` takes as many.
 const DEFAULT_MAX_LENGTH: usize = 512;
@@ -50,6 +51,9 @@ pub(super) struct LmEvalArgs {
     /// Decides the choices where a temperature is asked for, with the line of the request.
     #[arg(long, default_value_t = 0)]
     seed: u64,
+    /// How the matrices are stored and multiplied: f32, bf16 or f16.
+    #[arg(long, value_name = "FORMAT", default_value_t = Compute::F32)]
+    weights: Compute,
     /// auto, cpu, cuda or wgpu.
     #[arg(long, default_value = "auto")]
     device: DeviceChoice,
@@ -59,10 +63,10 @@ pub(super) fn run(args: &LmEvalArgs) -> Result<()> {
     let max_length = args.max_length.or_else(|| trained_seq_len(&args.model)).unwrap_or(DEFAULT_MAX_LENGTH);
     ensure!(max_length >= 2, "--max-length {max_length}: must be at least 2");
     let device = args.device.open()?;
-    let checkpoint = Checkpoint::load(&args.model, &device.device)?;
-    let plan = plan(&args.preset, &args.set, &checkpoint.model.config())?;
+    let checkpoint = load(&args.model, &device, args.weights)?;
+    let plan = plan(&args.preset, &args.set, &checkpoint.model.config(), &device)?;
     let config = LmEvalConfig { max_length, batch_size: args.batch, seed: args.seed, plan };
-    log(format!("device {}, rows of {max_length} tokens; reading requests", device.name));
+    log(format!("device {device}, rows of {max_length} tokens; reading requests"));
     let last_line = Cell::new(Instant::now());
     let progress = |done: usize, all: usize| {
         if last_line.get().elapsed() >= BETWEEN_LINES {

@@ -4,15 +4,15 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
-use photon_core::checkpoint::Checkpoint;
 use photon_core::device::DeviceChoice;
+use photon_core::nn::compute::Compute;
 use photon_core::unix_lines::UnixLines;
 use photon_infer::fidelity::{FidelityConfig, windows};
 use photon_infer::parity::{Parity, ParityConfig, parity};
 use photon_infer::presets::DEFAULT_PRESET;
 use serde::Serialize;
 
-use super::{Format, log, parse_positive, plan_to_measure, print, table};
+use super::{Format, load, log, parse_positive, plan_to_measure, print, table};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -31,6 +31,9 @@ pub(super) struct ParityArgs {
     /// The reference device, then those that are compared with it.
     #[arg(long, value_name = "DEVICE", value_delimiter = ',', required = true)]
     devices: Vec<DeviceChoice>,
+    /// How the compared devices store and multiply matrices: f32, bf16 or f16. The reference has f32.
+    #[arg(long, value_name = "FORMAT", default_value_t = Compute::F32)]
+    weights: Compute,
     /// Presets of the caches: names that `photon-infer presets` lists, or TOML files.
     #[arg(long, value_name = "NAME-OR-FILE", value_delimiter = ',', default_value = DEFAULT_PRESET)]
     preset: Vec<String>,
@@ -73,10 +76,13 @@ pub(super) fn run(args: &ParityArgs) -> Result<()> {
     ensure!(tolerance >= 0.0, "--tolerance {tolerance}: must be 0 or more");
     ensure!(args.devices.len() > 1, "--devices names one device: name the reference and another, such as cpu,wgpu");
     let devices = args.devices.iter().map(|choice| choice.open()).collect::<Result<Vec<_>, _>>()?;
-    let load = |index: usize| Checkpoint::load(&args.model, &devices[index].device);
-    let reference = load(0)?;
+    let reference = load(&args.model, &devices[0], Compute::F32)?;
     let model_config = reference.model.config();
-    let plan = |preset: &String| Ok((preset.clone(), plan_to_measure(preset, &[], &model_config)?));
+    let plan = |preset: &String| {
+        let plan = plan_to_measure(preset, &[], &model_config, &devices[0])?;
+        devices[1..].iter().try_for_each(|device| plan.check_formats(device))?;
+        Ok((preset.clone(), plan))
+    };
     let plans = args.preset.iter().map(plan).collect::<Result<Vec<_>>>()?;
     let name = args.text.display().to_string();
     let text = std::fs::read(&args.text).with_context(|| format!("cannot read the text {name}"))?;
@@ -88,9 +94,9 @@ pub(super) fn run(args: &ParityArgs) -> Result<()> {
 
     let config = ParityConfig { prompt_tokens: prompt, greedy_tokens };
     let mut lines = Vec::with_capacity(devices.len() - 1);
-    for (index, device) in devices.iter().enumerate().skip(1) {
-        log(format!("comparing {} with {}", device.name, devices[0].name));
-        let other = load(index)?;
+    for device in &devices[1..] {
+        log(format!("comparing {device} with {}", devices[0]));
+        let other = load(&args.model, device, args.weights)?;
         lines.push(Line {
             model: args.model.display().to_string(),
             reference: devices[0].name,

@@ -57,7 +57,7 @@ impl fmt::Display for Relief {
         match step {
             ReliefStep::Budget { stage, budget } => write!(f, "{stage} keeps {budget:?}")?,
             ReliefStep::Storage { stage, keys, values } => {
-                write!(f, "{stage} stores keys as {keys:?}, values as {values:?}")?;
+                write!(f, "{stage} stores keys as {keys}, values as {values}")?;
             }
             ReliefStep::Advance { rule } => write!(f, "tokens advance by the rule {rule}")?,
         }

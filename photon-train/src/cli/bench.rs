@@ -5,10 +5,10 @@ use std::path::PathBuf;
 use anyhow::Result;
 use clap::Args;
 use photon_core::config_file;
-use photon_core::device::DeviceChoice;
+use photon_core::device::{DeviceChoice, check_tensors};
 use photon_train::bench::{TrainBenchConfig, bench_training};
 
-use super::{Format, print};
+use super::{Format, open_device, print};
 
 #[derive(Args)]
 pub(super) struct BenchArgs {
@@ -60,7 +60,8 @@ pub(super) fn run(args: &BenchArgs) -> Result<()> {
         anyhow::ensure!(value > 0, "{name} 0: must be at least 1");
     }
     let model = config_file::load_model(&args.config, &args.set)?;
-    let device = args.device.open()?;
+    let device = open_device(args.device)?;
+    check_tensors(&device.device, &model)?;
     let config = TrainBenchConfig {
         batch_size,
         seq_len,

@@ -9,7 +9,7 @@ use photon_core::device::DeviceChoice;
 use photon_train::eval::evaluate;
 use photon_train::replicas::{Replicas, default_replicas};
 
-use super::{Format, print, progress::tokenise_for_now};
+use super::{Format, open_device, print, progress::tokenise_for_now};
 
 #[derive(Args)]
 pub(super) struct EvalArgs {
@@ -40,7 +40,7 @@ pub(super) struct EvalArgs {
 
 pub(super) fn run(args: &EvalArgs) -> Result<()> {
     anyhow::ensure!(args.seq_len >= 2, "--seq-len {}: must be at least 2", args.seq_len);
-    let device = args.device.open()?;
+    let device = open_device(args.device)?;
     let checkpoint = Checkpoint::load(&args.checkpoint, &device.device)?;
     let folder = tempfile::tempdir()?;
     let store = tokenise_for_now(&args.text, &args.text_field, &checkpoint.tokenizer, folder.path())?;

@@ -20,6 +20,7 @@ use anyhow::Result;
 use clap::{Parser, Subcommand, ValueEnum};
 use comfy_table::{CellAlignment, Table, presets};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use photon_core::device::{DeviceChoice, DeviceError, OpenDevice};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -97,6 +98,15 @@ pub(crate) fn run() -> Result<()> {
 /// A line for the log.
 fn log(line: impl std::fmt::Display) {
     let _ = writeln!(std::io::stderr(), "{line}");
+}
+
+/// Opens a device, and says which where the choice was left to the program.
+fn open_device(choice: DeviceChoice) -> Result<OpenDevice, DeviceError> {
+    let device = choice.open()?;
+    if choice == DeviceChoice::Auto {
+        log(format!("device: {device}"));
+    }
+    Ok(device)
 }
 
 /// A line of results.

@@ -14,7 +14,7 @@ use photon_train::replicas::{Replicas, default_replicas};
 use serde::Serialize;
 
 use super::progress::{CountProgress, tokenise_for_now};
-use super::{Format, log, print, table};
+use super::{Format, log, open_device, print, table};
 
 /// Tokens of a row where the run of a checkpoint is not at hand; `eval` takes as many.
 const DEFAULT_SEQ_LEN: usize = 512;
@@ -92,7 +92,7 @@ pub(super) fn run(args: &ProbeArgs) -> Result<()> {
     let seq_len = args.seq_len.or_else(|| trained_seq_len(&args.checkpoint)).unwrap_or(DEFAULT_SEQ_LEN);
     anyhow::ensure!(seq_len >= 2, "--seq-len {seq_len}: must be at least 2");
     anyhow::ensure!(args.windows >= 1, "--windows 0: must be at least 1");
-    let device = args.device.open()?;
+    let device = open_device(args.device)?;
     let checkpoint = Checkpoint::load(&args.checkpoint, &device.device)?;
     let folder = tempfile::tempdir()?;
     let store = tokenise_for_now(&args.text, &args.text_field, &checkpoint.tokenizer, folder.path())?;

@@ -186,7 +186,7 @@ fn train_on(ranks: &Rc<Ranks>, args: &RunArgs, stop: &Arc<AtomicBool>) -> Result
     } else {
         String::new()
     };
-    log(format!("device: {}; run folder: {}{among}", device.name, out.display()));
+    log(format!("device: {device}; run folder: {}{among}", out.display()));
     let peak = match args.peak_tflops {
         Some(tflops) => Peak::given(tflops * 1e12),
         None => Peak::measure(&device.device),
