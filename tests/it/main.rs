@@ -13,6 +13,7 @@ mod caches;
 mod causality;
 mod commands;
 mod data;
+mod devices;
 mod documents;
 mod equivalence;
 mod faults;

@@ -146,7 +146,7 @@ fn made_small(name: &str, words: Vec<String>, folder: &Path) -> Vec<String> {
             args.replace_option("--model", &tiny_checkpoint().display().to_string());
             args.set_option("--max-tokens", "8");
         }
-        ("infer", "presets") => {}
+        ("infer", "presets" | "devices") => {}
         ("infer", "fidelity") => {
             args.replace_option("--model", &tiny_checkpoint().display().to_string());
             args.replace_option("--text", &text.display().to_string());
