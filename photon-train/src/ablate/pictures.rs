@@ -71,6 +71,9 @@ impl Summary {
             }),
         ];
         let speed = |spread: Option<&Spread>| spread.map(|spread| spread.mean);
+        let of_arms = || arms.iter().map(|(_, _, arm)| arm.parameters as f64);
+        // Nothing is to be seen where they are matched.
+        let do_parameters_differ = of_arms().fold(0.0, f64::max) > 1.02 * of_arms().fold(f64::INFINITY, f64::min);
         let clouds: [Cloud; 4] = [
             ("Quality and memory", Axis::log("cache bytes per token"), &|arm| Some(arm.cache_bytes_per_token)),
             ("Quality and decoding speed", Axis::log("decoded tokens per second"), &|arm| {
@@ -79,7 +82,9 @@ impl Summary {
             ("Quality and training speed", Axis::log("training tokens per second"), &|arm| {
                 speed(arm.tokens_per_sec.as_ref())
             }),
-            ("Quality and parameters", Axis::linear("parameters"), &|arm| Some(arm.parameters as f64)),
+            ("Quality and parameters", Axis::linear("parameters"), &|arm| {
+                do_parameters_differ.then_some(arm.parameters as f64)
+            }),
         ];
         for (title, x, of) in clouds {
             let series = arms.iter().enumerate().map(|(color, (name, _, arm))| {

@@ -113,6 +113,7 @@ pub fn short(value: f64) -> String {
     match value.abs() {
         0.0 => "0".into(),
         size if !(1e-3..1e15).contains(&size) => trimmed_mantissa(&format!("{value:.3e}")),
+        size if size >= 999_950_000_000.0 => trimmed(format!("{:.2}", value / 1e12)) + "T",
         size if size >= 999_950_000.0 => trimmed(format!("{:.2}", value / 1e9)) + "G",
         size if size >= 999_950.0 => trimmed(format!("{:.2}", value / 1e6)) + "M",
         size if size >= 9_999.5 => trimmed(format!("{:.2}", value / 1e3)) + "k",
@@ -160,7 +161,7 @@ mod tests {
 
     #[test]
     fn numbers_are_short() {
-        let shorts = [0.0, 1_234_567.0, 12_345.0, 1234.5, 2.34567, 0.03456, 3e-5, -0.5, 2.5e9].map(short);
-        assert_eq!(shorts, ["0", "1.23M", "12.35k", "1234.5", "2.346", "0.0346", "3e-5", "-0.5", "2.5G"]);
+        let shorts = [0.0, 1_234_567.0, 12_345.0, 1234.5, 2.34567, 0.03456, 3e-5, -0.5, 2.5e9, 2e13].map(short);
+        assert_eq!(shorts, ["0", "1.23M", "12.35k", "1234.5", "2.346", "0.0346", "3e-5", "-0.5", "2.5G", "20T"]);
     }
 }
