@@ -1,6 +1,8 @@
 //! Attention that reads entries as they are stored.
 
 mod codes;
+#[cfg(any(feature = "cuda", feature = "wgpu"))]
+mod cube;
 pub(crate) mod kernels;
 mod native;
 mod stock;
@@ -25,6 +27,10 @@ const SEQ: usize = 2;
 ///
 /// If there is no segment.
 pub fn attend(q: Tensor<4>, segments: &[Segment], mask: Tensor<4>, sinks: Option<Tensor<4>>) -> Tensor<4> {
+    #[cfg(any(feature = "cuda", feature = "wgpu"))]
+    if cube::serves(&q, segments) {
+        return cube::attend(plain(q), segments, plain(mask), sinks.map(plain));
+    }
     attend_with_weights(q, segments, mask, sinks).0
 }
 
@@ -39,7 +45,6 @@ pub fn attend_with_weights(
     mask: Tensor<4>,
     sinks: Option<Tensor<4>>,
 ) -> (Tensor<4>, Tensor<4>) {
-    let plain = |x: Tensor<4>| x.inner().cast(FloatDType::F32);
     let (q, mask, sinks) = (plain(q), plain(mask), sinks.map(plain));
     if native::serves(&q, segments) {
         return native::attend(q, segments, mask, sinks);
@@ -47,6 +52,11 @@ pub fn attend_with_weights(
     let keys = join(segments.iter().map(|segment| &segment.keys));
     let values = join(segments.iter().map(|segment| &segment.values));
     stock::attend(q, keys, values, mask, sinks)
+}
+
+/// In f32, without gradients.
+fn plain(x: Tensor<4>) -> Tensor<4> {
+    x.inner().cast(FloatDType::F32)
 }
 
 fn join<'a>(entries: impl Iterator<Item = &'a Entries>) -> Tensor<4> {

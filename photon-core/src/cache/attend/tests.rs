@@ -192,3 +192,67 @@ fn gradients_end_at_attention() {
     assert!(!out.is_autodiff() && !weights.is_autodiff());
     assert!((q + out).is_autodiff(), "the result is a constant beside tracked tensors");
 }
+
+#[cfg(feature = "wgpu")]
+mod cards {
+    use burn::tensor::DType;
+
+    use super::*;
+    use crate::device::DeviceChoice;
+
+    /// The same tensors on a graphics card, where an adapter is.
+    fn on_card(entries: &Entries, device: &Device) -> Entries {
+        match entries.clone() {
+            Entries::Dense(numbers) => Entries::Dense(numbers.to_device(device)),
+            Entries::Packed(Packed { codes, params, packing }) => {
+                Entries::Packed(Packed { codes: codes.to_device(device), params: params.to_device(device), packing })
+            }
+        }
+    }
+
+    #[test]
+    #[ignore = "needs a WebGPU adapter: `check` runs it where there is one"]
+    fn cards_kernels_equal_the_stock_attention() {
+        let device = DeviceChoice::Wgpu.open().unwrap_or_else(|error| panic!("{error}")).device;
+        let mut n_compared = 0;
+        for (index, format) in FORMATS.into_iter().enumerate() {
+            if format == EntryFormat::BF16 && !device.supports_dtype(DType::BF16) {
+                continue;
+            }
+            let other = FORMATS[(index + 3) % FORMATS.len()];
+            let other = if other == EntryFormat::BF16 { EntryFormat::F16 } else { other };
+            let (head_dim, n_queries) = [(32, 1), (52, 3), (128, 16)][index % 3];
+            let shape = |n| [2, 3, n, head_dim];
+            // More entries than units, fewer, and a single one.
+            let segments = [segment(shape(150), format, other, 1), segment(shape(7), other, format, 2)];
+            let segments = [segments.to_vec(), segments[1..].to_vec(), vec![segment(shape(1), format, format, 3)]];
+            for segments in segments {
+                let n_entries = segments.iter().map(|segment| segment.keys.dims()[2]).sum();
+                let q = normal([2, 3, n_queries, head_dim], 4) / (head_dim as f64).sqrt();
+                let sinks = normal([1, 3, n_queries, 1], 5);
+                for (mask, sinks) in [
+                    (no_mask(), None),
+                    (holes([2, 1, n_queries, n_entries], 6), Some(sinks.clone())),
+                    (holes([1, 1, 1, n_entries], 7), Some(sinks)),
+                ] {
+                    let [keys, values] = whole(&segments);
+                    let (expected, _) = stock::attend(q.clone(), keys, values, mask.clone(), sinks.clone());
+                    let there: Vec<Segment> = segments
+                        .iter()
+                        .map(|Segment { keys, values }| Segment {
+                            keys: on_card(keys, &device),
+                            values: on_card(values, &device),
+                        })
+                        .collect();
+                    let [q, mask] = [&q, &mask].map(|x| x.clone().to_device(&device));
+                    assert!(cube::serves(&q, &there));
+                    let sinks = sinks.map(|sinks| sinks.to_device(&device));
+                    let found = attend(q, &there, mask, sinks).to_device(&Device::flex());
+                    assert_close(&found, &expected, &format!("{format:?} {other:?} {head_dim} {n_entries}"));
+                    n_compared += 1;
+                }
+            }
+        }
+        assert!(n_compared >= 6 * 9, "{n_compared} comparisons");
+    }
+}

@@ -41,9 +41,6 @@ pub trait Kernels: Backend {
     }
 }
 
-#[cfg(any(feature = "cuda", feature = "wgpu"))]
-impl Kernels for burn::backend::Cube {}
-
 /// The passes by a backend's own operations.
 pub(super) mod stock {
     use burn::backend::tensor::FloatTensor;

@@ -3,11 +3,13 @@
 //! Autodiff derives the gradient of a composed softmax, norm or rotation step by step, and every step is a pass over
 //! memory; on a CPU those passes cost as much as the matrix products. Each operation here runs on any backend by that
 //! backend's own operations ([`kernels`]); the CPU has loops of its own (`native`), which do in one pass what tensors do
-//! in several, and in place where nobody looks. `composed.rs` holds the plain versions, which the tests compare with.
+//! in several, and in place where nobody looks, and graphics cards have kernels (`cube`). `composed.rs` holds the plain versions, which the tests compare with.
 
 mod attention;
 #[cfg(test)]
 mod composed;
+#[cfg(any(feature = "cuda", feature = "wgpu"))]
+mod cube;
 pub mod kernels;
 mod native;
 mod rms_norm;
