@@ -42,6 +42,17 @@ pub struct Checkpoint {
     pub tokenizer: Tokenizer,
 }
 
+/// The files of a checkpoint, read by someone else: where there is no file system.
+#[derive(Clone, Debug)]
+pub struct CheckpointFiles {
+    /// `config.toml`.
+    pub config: String,
+    /// `tokenizer.json`.
+    pub tokenizer: Vec<u8>,
+    /// `model.safetensors`.
+    pub weights: Vec<u8>,
+}
+
 /// Why a checkpoint could not be read or written.
 #[derive(Debug, thiserror::Error)]
 pub enum CheckpointError {
@@ -138,15 +149,33 @@ impl Checkpoint {
         }
         let config = load_config(folder)?;
         let tokenizer = Tokenizer::load(&folder.join(TOKENIZER))?;
-        if tokenizer.vocab_size() != config.vocab_size() {
-            return Err(CheckpointError::Vocabulary {
-                path: folder.into(),
-                expected: config.vocab_size(),
-                found: tokenizer.vocab_size(),
-            });
-        }
+        check_vocabulary(&config, &tokenizer, folder)?;
         let model = load_weights(&folder.join(WEIGHTS), &config, device)?;
         Ok(Self { model, tokenizer })
+    }
+
+    /// Loads a folder whose files are in memory onto `device`.
+    ///
+    /// # Errors
+    ///
+    /// Anything that is damaged, or does not fit together.
+    pub fn from_files(files: CheckpointFiles, device: &Device) -> Result<Self, CheckpointError> {
+        let CheckpointFiles { config, tokenizer, weights } = files;
+        let config = config_file::parse_model_text(&config, CONFIG.as_ref())?;
+        let tokenizer = Tokenizer::from_bytes(&tokenizer, TOKENIZER)?;
+        check_vocabulary(&config, &tokenizer, TOKENIZER.as_ref())?;
+        let path = Path::new(WEIGHTS);
+        let header = header_of(weights.as_slice(), weights.len() as u64, path)?;
+        let model = load_tensors(SafetensorsStore::from_bytes(Some(weights)), &header, path, &config, device)?;
+        Ok(Self { model, tokenizer })
+    }
+}
+
+fn check_vocabulary(config: &ModelConfig, tokenizer: &Tokenizer, path: &Path) -> Result<(), CheckpointError> {
+    let (expected, found) = (config.vocab_size(), tokenizer.vocab_size());
+    match expected == found {
+        true => Ok(()),
+        false => Err(CheckpointError::Vocabulary { path: path.into(), expected, found }),
     }
 }
 
@@ -259,9 +288,15 @@ fn check_format(metadata: &Metadata, weights: &Path) -> Result<(), CheckpointErr
 /// If the header is too long for the file, is not safetensors, or speaks of more bytes than there are.
 pub fn read_header(path: &Path) -> Result<Metadata, CheckpointError> {
     let io = |source| CheckpointError::Io { action: "read", path: path.into(), source };
-    let damaged = |reason: String| CheckpointError::Damaged { path: path.into(), reason };
-    let mut file = File::open(path).map_err(io)?;
+    let file = File::open(path).map_err(io)?;
     let file_bytes = file.metadata().map_err(io)?.len();
+    header_of(file, file_bytes, path)
+}
+
+/// The header at the start of a file of so many bytes.
+fn header_of(mut file: impl Read, file_bytes: u64, path: &Path) -> Result<Metadata, CheckpointError> {
+    let io = |source| CheckpointError::Io { action: "read", path: path.into(), source };
+    let damaged = |reason: String| CheckpointError::Damaged { path: path.into(), reason };
     let mut length = [0; 8];
     if file_bytes < 8 {
         return Err(damaged(format!("it has {file_bytes} bytes, the header alone takes more")));
@@ -304,19 +339,35 @@ fn check_size(header: &Metadata, config: &ModelConfig, weights: &Path) -> Result
 /// A file that is missing or damaged, tensors that are not those of `config`, or a device that cannot take them.
 pub fn load_weights(weights: &Path, config: &ModelConfig, device: &Device) -> Result<Model, CheckpointError> {
     let header = read_header(weights)?;
-    check_format(&header, weights)?;
-    check_size(&header, config, weights)?;
+    load_tensors(SafetensorsStore::from_file(weights), &header, weights, config, device)
+}
+
+/// A model of the tensors of a store with the given header; `weights` is named in errors.
+fn load_tensors(
+    store: SafetensorsStore,
+    header: &Metadata,
+    weights: &Path,
+    config: &ModelConfig,
+    device: &Device,
+) -> Result<Model, CheckpointError> {
+    check_format(header, weights)?;
+    check_size(header, config, weights)?;
     check_tensors(device, config)?;
     let mut model = Model::blank(config, device);
     match &mut model {
-        Model::Photon(model) => apply_strictly(model, &header, weights),
-        Model::Flat(model) => apply_strictly(model, &header, weights),
+        Model::Photon(model) => apply_strictly(model, store, header, weights),
+        Model::Flat(model) => apply_strictly(model, store, header, weights),
     }?;
     Ok(model)
 }
 
-/// Puts the tensors of a file into a module that must want exactly those.
-fn apply_strictly<M: ModuleSnapshot>(module: &mut M, header: &Metadata, weights: &Path) -> Result<(), CheckpointError> {
+/// Puts the tensors of a store into a module that must want exactly those.
+fn apply_strictly<M: ModuleSnapshot>(
+    module: &mut M,
+    store: SafetensorsStore,
+    header: &Metadata,
+    weights: &Path,
+) -> Result<(), CheckpointError> {
     let wrong_dtypes: Vec<String> = header
         .tensors()
         .iter()
@@ -327,7 +378,7 @@ fn apply_strictly<M: ModuleSnapshot>(module: &mut M, header: &Metadata, weights:
     if !wrong_dtypes.is_empty() {
         return Err(tensors(wrong_dtypes));
     }
-    let result = SafetensorsStore::from_file(weights)
+    let result = store
         .allow_partial(true)
         .validate(false)
         .skip_enum_variants(true)

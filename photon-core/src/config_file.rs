@@ -133,6 +133,15 @@ pub fn load_model(path: &Path, overrides: &[String]) -> Result<ModelConfig, Conf
     parse_model(load_table(path, overrides)?, path)
 }
 
+/// As [`load_model`], of a text that no file need hold; `path` is named in errors, and bases lie beside it.
+///
+/// # Errors
+///
+/// As [`load_model`].
+pub fn parse_model_text(text: &str, path: &Path) -> Result<ModelConfig, ConfigFileError> {
+    parse_model(table_of(text, path, 0)?, path)
+}
+
 /// Reads how to generate. Values are checked against a model by [`InferConfig::plan`].
 ///
 /// # Errors

@@ -63,6 +63,12 @@ pub enum DeviceError {
         /// What the device takes.
         limit_bytes: u64,
     },
+    /// The browser gives no WebGPU device.
+    #[error("this browser gives no WebGPU device: {reason}; use the CPU")]
+    Browser {
+        /// The browser's reason.
+        reason: String,
+    },
     /// The machine has no such device.
     #[error("no {name} device found: is {needs} installed? Otherwise use {instead}")]
     NotFound {
@@ -193,6 +199,19 @@ impl DeviceChoice {
             Self::Cuda => cuda(index),
             Self::Wgpu => wgpu(Adapters::Any, index),
         }
+    }
+}
+
+/// Opens the browser's WebGPU device, which nobody can wait for there. It can be opened once.
+///
+/// # Errors
+///
+/// A browser that has none, or gives none.
+#[cfg(all(feature = "wgpu", target_family = "wasm"))]
+pub async fn open_in_browser() -> Result<OpenDevice, DeviceError> {
+    match Device::wgpu_options().init_async().await {
+        Ok(device) => Ok(OpenDevice::of(device, "wgpu")),
+        Err(error) => Err(DeviceError::Browser { reason: error.to_string() }),
     }
 }
 

@@ -11,7 +11,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use crate::advance::AdvanceRule;
 use crate::cache::config::{Budget, CacheConfig, MAX_ROOM, Storage};
 use crate::cache::offload::Offload;
-use crate::cache::policy::PolicyConfig;
+use crate::cache::policy::{Evidence, PolicyConfig};
 use crate::config::{ConfigError, ModelConfig, StackSpec, error, require_positive};
 use crate::device::OpenDevice;
 use crate::nn::activations::Activations;
@@ -285,6 +285,16 @@ impl InferPlan {
     /// If not, naming the key, the device and what it has.
     pub fn check_formats(&self, device: &OpenDevice) -> Result<(), ConfigError> {
         self.check_formats_with(device, |dtype| device.device.supports_dtype(dtype))
+    }
+
+    /// The first stage whose caches read numbers back from the device in the midst of a step: to judge what to drop, or to
+    /// move entries to host memory. In a browser nobody can wait for a graphics card there.
+    pub fn waits_for_device(&self) -> Option<Stage> {
+        let waits = |StageCache { config, .. }: &&StageCache| {
+            let ranking = config.policy.ranking();
+            config.offload.is_some() || ranking.is_some_and(|ranking| ranking.evidence() != Evidence::Positions)
+        };
+        self.caches.iter().find(waits).map(|cache| cache.stage)
     }
 
     fn check_formats_with(&self, device: impl fmt::Display, knows: impl Fn(DType) -> bool) -> Result<(), ConfigError> {

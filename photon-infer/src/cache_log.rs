@@ -47,6 +47,13 @@ impl CacheLog {
         self.count(&session.cache_use());
     }
 
+    /// Takes over what a batch that has ended came to.
+    pub(crate) fn add(&mut self, batch: Self) {
+        self.reliefs.extend(batch.reliefs);
+        self.refusal = batch.refusal.or(self.refusal.take());
+        self.count(&batch.stages);
+    }
+
     fn count(&mut self, last: &[CacheUse]) {
         self.note(last);
         for (sum, last) in self.stages.iter_mut().zip(last) {

@@ -3,16 +3,19 @@
 //! Rows stand wherever their prompts end. A row that meets its end leaves the batch; the others do not notice.
 //! Several continuations of one prompt are a batch of their own: the prompt goes through the model once, and they share
 //! what its caches hold.
+//!
+//! [`generate`] runs batches to their end. A program that must not wait for its device, in a browser, steps a [`Batch`]
+//! itself and reads the logits in between by [`read_logits`].
 
 use std::collections::BTreeMap;
 
-use burn::tensor::{Int, Tensor, TensorData};
+use burn::tensor::{ExecutionError, Int, Tensor, TensorData};
 use photon_core::checkpoint::Checkpoint;
 use photon_core::infer_config::InferPlan;
 use photon_core::model::Model;
 use photon_core::sampler::{Sampler, SamplerError, SamplingConfig};
 use photon_core::state::CacheUse;
-use photon_core::tokenizer::{ByteStream, Tokenizer, TokenizerError};
+use photon_core::tokenizer::{ByteStream, TokenizerError};
 use serde::Serialize;
 
 use crate::cache_log::CacheLog;
@@ -84,6 +87,9 @@ pub enum GenerateError {
     /// Nobody takes the text any more.
     #[error("while writing the text: {0}")]
     Emit(#[from] std::io::Error),
+    /// The device gives no logits.
+    #[error("the device does not answer any more, it may be lost: start anew, there or on another device ({0})")]
+    Device(#[from] ExecutionError),
 }
 
 /// Why a row ended.
@@ -116,12 +122,16 @@ pub struct Completion {
 /// Told each piece of text: row and text. An error ends the generation.
 pub type Emit<'a> = dyn FnMut(usize, &str) -> std::io::Result<()> + 'a;
 
-/// Rows that go through the model together.
-struct Batch<'a> {
+/// Rows that go through the model together, one token each at a step.
+pub struct Batch<'a> {
+    config: &'a GenerateConfig,
+    eos_id: Option<u32>,
+    /// Numbers of all rows, in the order of their prompts.
+    rows: Vec<usize>,
     running: Vec<Row<'a>>,
     session: Session<'a>,
-    /// Of the next token of each row.
-    logits: Vec<Vec<f32>>,
+    finished: BTreeMap<usize, Completion>,
+    log: CacheLog,
 }
 
 /// A row under way.
@@ -177,19 +187,27 @@ pub fn generate_after(
 ) -> Result<Generation, GenerateError> {
     assert!(config.samples > 0, "no sample is asked for");
     let prompts_at_once = if config.samples == 1 { prompts.len().max(1) } else { 1 };
-    let mut completions = BTreeMap::new();
+    let mut completions = Vec::with_capacity(prompts.len() * config.samples);
     let mut log = CacheLog::default();
     for prompts in prompts.chunks(prompts_at_once) {
-        let batch = Batch::begin(checkpoint, prompts, config)?;
-        let mut finished = |row, completion| {
-            completions.insert(row, completion);
-        };
-        batch.run(&checkpoint.tokenizer, config, emit, &mut finished, &mut log)?;
+        let (mut batch, mut logits) = Batch::begin(checkpoint, prompts, config)?;
+        while let Some(next) = batch.step(&rows_in(logits.try_into_data()?), emit)? {
+            logits = next;
+        }
+        let (new, batch_log) = batch.end();
+        completions.extend(new);
+        log.add(batch_log);
     }
-    let rows = prompts.iter().flat_map(|prompt| prompt.row..prompt.row + config.samples);
-    let completions = rows.map(|row| completions.remove(&row).expect("every row ends")).collect();
-    let CacheLog { stages: caches, reliefs, refusal } = log;
-    Ok(Generation { completions, caches, reliefs, refusal })
+    Ok(Generation::of(completions, log))
+}
+
+/// The logits of each row, `[b, V]` as `b` lists, without waiting for the device.
+///
+/// # Errors
+///
+/// If the device does not answer.
+pub async fn read_logits(logits: Tensor<2>) -> Result<Vec<Vec<f32>>, GenerateError> {
+    Ok(rows_in(logits.into_data_async().await?))
 }
 
 /// Rows of equally many token ids, on the model's device: `[B, T]`.
@@ -200,14 +218,39 @@ pub(crate) fn ids_of(rows: &[Vec<u32>], model: &Model) -> Tensor<2, Int> {
 
 /// `[b, V]` as `b` lists.
 pub(crate) fn rows_of(logits: Tensor<2>) -> Vec<Vec<f32>> {
-    let [_, vocab_size] = logits.dims();
-    let values: Vec<f32> = logits.try_into_vec_as().expect("logits are f32");
+    rows_in(logits.into_data())
+}
+
+fn rows_in(logits: TensorData) -> Vec<Vec<f32>> {
+    let vocab_size = logits.shape()[1];
+    let values: Vec<f32> = logits.iter().collect();
     values.chunks(vocab_size).map(<[f32]>::to_vec).collect()
 }
 
+impl Generation {
+    fn of(completions: Vec<Completion>, log: CacheLog) -> Self {
+        let CacheLog { stages: caches, reliefs, refusal } = log;
+        Self { completions, caches, reliefs, refusal }
+    }
+}
+
 impl<'a> Batch<'a> {
-    /// Takes up one prompt with all its samples, or several with one each.
-    fn begin(checkpoint: &'a Checkpoint, prompts: &[Prompt], config: &GenerateConfig) -> Result<Self, GenerateError> {
+    /// Takes up one prompt with all its samples, or several with one each; the logits of the first token of each row,
+    /// `[B, V]`.
+    ///
+    /// # Errors
+    ///
+    /// Prompts that do not fit in the memory budget, or cannot be gone on with as planned.
+    ///
+    /// # Panics
+    ///
+    /// If the plan is for another model, or there are several prompts with several samples.
+    pub fn begin(
+        checkpoint: &'a Checkpoint,
+        prompts: &[Prompt],
+        config: &'a GenerateConfig,
+    ) -> Result<(Self, Tensor<2>), GenerateError> {
+        assert!(prompts.len() == 1 || config.samples == 1, "prompts with several samples are batches of their own");
         let Checkpoint { model, tokenizer } = checkpoint;
         let repeated =
             prompts.iter().flat_map(|prompt| (prompt.row..).take(config.samples).map(move |row| (row, prompt)));
@@ -221,63 +264,80 @@ impl<'a> Batch<'a> {
             text: String::new(),
         };
         let running: Vec<Row> = repeated.map(row).collect();
+        let rows = running.iter().map(|row| row.index).collect();
         let prompts: Vec<Vec<u32>> = prompts.iter().map(|prompt| prompt.token_ids.clone()).collect();
-        let (mut session, logits) = Session::begin(model, &config.plan, &prompts)?;
-        let mut logits = rows_of(logits);
+        let (mut session, mut logits) = Session::begin(model, &config.plan, &prompts)?;
         if config.samples > 1 {
             session.select_rows(&vec![0; config.samples]);
-            logits = vec![logits.remove(0); config.samples];
+            logits = logits.repeat_dim(0, config.samples);
         }
-        Ok(Self { running, session, logits })
+        let (finished, log) = (BTreeMap::new(), CacheLog::default());
+        Ok((Self { config, eos_id: tokenizer.eos_id(), rows, running, session, finished, log }, logits))
     }
 
-    /// Goes on until every row has ended; `finished` is told each with its row.
-    fn run(
-        mut self,
-        tokenizer: &Tokenizer,
-        config: &GenerateConfig,
-        emit: &mut Emit,
-        finished: &mut dyn FnMut(usize, Completion),
-        log: &mut CacheLog,
-    ) -> Result<(), GenerateError> {
-        loop {
-            let mut staying = Vec::with_capacity(self.running.len());
-            let mut ended = Vec::new();
-            for (place, (row, logits)) in self.running.iter_mut().zip(&self.logits).enumerate() {
-                match row.advance(logits, config, tokenizer.eos_id(), emit)? {
-                    Some(reason) => ended.push((place, reason)),
-                    None => staying.push(place),
-                }
-            }
-            for (place, reason) in ended.into_iter().rev() {
-                let row = self.running.remove(place);
-                finished(row.index, row.finish(reason, emit)?);
-            }
-            if self.running.is_empty() {
-                log.close(&self.session);
-                return Ok(());
-            }
-            if staying.len() < self.session.state().n_rows() {
-                log.note(&self.session.cache_use());
-                self.session.select_rows(&staying);
-            }
-            let rows: Vec<usize> = (0..self.running.len()).collect();
-            let newest: Vec<Vec<u32>> =
-                self.running.iter().map(|row| row.token_ids[row.token_ids.len() - 1..].to_vec()).collect();
-            match self.session.extend(&rows, &newest) {
-                Ok(logits) => self.logits = rows_of(logits),
-                // What there is by now is kept.
-                Err(refusal @ SessionError::OverBudget { .. }) => {
-                    for row in self.running.drain(..) {
-                        finished(row.index, row.finish(FinishReason::Memory, emit)?);
-                    }
-                    log.close(&self.session);
-                    log.refusal = Some(refusal);
-                    return Ok(());
-                }
-                Err(error) => return Err(error.into()),
+    /// Chooses a token for each row that still runs, by its logits; the logits of the next, `[b, V]`, or `None` when every
+    /// row has ended. `emit` is told each piece of text as soon as it is certain.
+    ///
+    /// # Errors
+    ///
+    /// Logits that are not finite, text that nobody takes.
+    pub fn step(&mut self, logits: &[Vec<f32>], emit: &mut Emit) -> Result<Option<Tensor<2>>, GenerateError> {
+        let mut staying = Vec::with_capacity(self.running.len());
+        let mut ended = Vec::new();
+        for (place, (row, logits)) in self.running.iter_mut().zip(logits).enumerate() {
+            match row.advance(logits, self.config, self.eos_id, emit)? {
+                Some(reason) => ended.push((place, reason)),
+                None => staying.push(place),
             }
         }
+        for (place, reason) in ended.into_iter().rev() {
+            let row = self.running.remove(place);
+            self.finished.insert(row.index, row.finish(reason, emit)?);
+        }
+        if self.running.is_empty() {
+            self.log.close(&self.session);
+            return Ok(None);
+        }
+        if staying.len() < self.session.state().n_rows() {
+            self.log.note(&self.session.cache_use());
+            self.session.select_rows(&staying);
+        }
+        let rows: Vec<usize> = (0..self.running.len()).collect();
+        let newest: Vec<Vec<u32>> =
+            self.running.iter().map(|row| row.token_ids[row.token_ids.len() - 1..].to_vec()).collect();
+        match self.session.extend(&rows, &newest) {
+            Ok(logits) => Ok(Some(logits)),
+            // What there is by now is kept.
+            Err(refusal @ SessionError::OverBudget { .. }) => {
+                for row in self.running.drain(..) {
+                    self.finished.insert(row.index, row.finish(FinishReason::Memory, emit)?);
+                }
+                self.log.close(&self.session);
+                self.log.refusal = Some(refusal);
+                Ok(None)
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// The session as it stands.
+    pub fn session(&self) -> &Session<'a> {
+        &self.session
+    }
+
+    /// What came of it, once every row has ended.
+    ///
+    /// # Panics
+    ///
+    /// If one has not.
+    pub fn finish(self) -> Generation {
+        let (completions, log) = self.end();
+        Generation::of(completions, log)
+    }
+
+    fn end(mut self) -> (Vec<Completion>, CacheLog) {
+        let completions = self.rows.iter().map(|row| self.finished.remove(row).expect("every row has ended"));
+        (completions.collect(), self.log)
     }
 }
 

@@ -316,7 +316,7 @@ fn inference_is_measured_on_checkpoints_and_configs() {
         assert_eq!(cache["entries"], entries, "{json}");
 
         let table = stdout_of(photon_infer([&["bench"], &source[..], &sizes].concat()));
-        assert_says(&table, &["device cpu, prompt 9, decode 4", "decode tokens/s", grows, "total"]);
+        assert_says(&table, &["device cpu, weights f32, prompt 9, decode 4", "decode tokens/s", grows, "total"]);
     }
 }
 

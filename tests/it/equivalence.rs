@@ -119,7 +119,7 @@ fn matrices_in_16_bits_serve_generation_as_they_serve_the_forward() {
         let of = |model: &Model| forward(model, std::slice::from_ref(&tokens)).remove(0);
         let expected = of(&exact).concat();
         let mut distances = Vec::new();
-        for (stored, tolerance) in [(Compute::F16, 1e-2), (Compute::Bf16, 1e-1)] {
+        for (stored, tolerance) in [(Compute::F16, 3e-2), (Compute::Bf16, 1e-1)] {
             let model = exact.clone().with_weights(stored);
             let logits = of(&model);
             let (mut state, _) = model.begin(1);

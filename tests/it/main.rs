@@ -36,4 +36,5 @@ mod sessions;
 mod support;
 mod training;
 mod watching;
+mod web;
 mod weights;

@@ -26,10 +26,10 @@ mod sharing;
 mod tests;
 
 use std::ops::Range;
-use std::time::{Duration, Instant};
 
 use burn::tensor::{Device, Tensor};
 use serde::{Deserialize, Serialize};
+use web_time::{Duration, Instant};
 
 use super::attend::{attend, attend_with_weights};
 use super::config::{Budget, CacheConfig, Storage};
