@@ -299,7 +299,8 @@ fn is_software(_: &Device) -> bool {
 
 #[cfg(any(feature = "cuda", feature = "wgpu"))]
 fn adapter_of(device: &Device) -> Option<String> {
-    device.identity().map(|identity| identity.name)
+    // Browsers keep it to themselves.
+    device.identity().map(|identity| identity.name).filter(|name| !name.is_empty())
 }
 
 #[cfg(not(any(feature = "cuda", feature = "wgpu")))]

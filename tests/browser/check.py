@@ -107,7 +107,10 @@ def generate(browser, preset, tokens):
     """What the page shows after a greedy generation: text, speed, table of caches."""
     browser.run("""
         const values = { prompt: arguments[0], preset: arguments[1], 'max-tokens': arguments[2], temperature: 0 };
-        for (const [id, value] of Object.entries(values)) document.getElementById(id).value = value;
+        for (const [id, value] of Object.entries(values)) {
+            document.getElementById(id).value = value;
+            document.getElementById(id).dispatchEvent(new Event('change'));
+        }
         document.getElementById('generate').click();
     """, PROMPT, preset, tokens)
     browser.wait_for("ready")

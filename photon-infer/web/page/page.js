@@ -3,7 +3,8 @@
 const FILES = { config: "config.toml", tokenizer: "tokenizer.json", weights: "model.safetensors" };
 
 const at = (id) => document.getElementById(id);
-const decimals = (value, digits) => value.toLocaleString("en", { maximumFractionDigits: digits });
+const decimals = (value, digits) =>
+  value.toLocaleString("en", { minimumFractionDigits: digits, maximumFractionDigits: digits });
 
 let worker;
 // What gives the files of the checkpoint, to load them anew on another device.

@@ -9,9 +9,18 @@ use wasm_bindgen_futures::JsFuture;
 
 use crate::runner::{Progress, Runner};
 
-/// Sends the message of a panic to the browser's console.
+#[expect(unsafe_code, reason = "the linker's own function, which takes nothing")]
+unsafe extern "C" {
+    /// Runs what libraries have put together to run before anything else.
+    safe fn __wasm_call_ctors();
+}
+
+/// Makes the program ready, and sends the messages of panics to the browser's console.
+///
+/// Where nobody calls the constructors, the linker calls all of them at each call from JavaScript: most of the time of a step.
 #[wasm_bindgen(start)]
 fn start() {
+    __wasm_call_ctors();
     console_error_panic_hook::set_once();
 }
 
