@@ -49,6 +49,8 @@ pub mod advance;
 pub mod allocator;
 pub mod atomic_file;
 pub mod cache;
+#[cfg(any(feature = "cuda", feature = "wgpu"))]
+pub(crate) mod cards;
 pub mod checkpoint;
 pub mod chunker;
 pub mod config;

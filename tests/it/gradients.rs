@@ -153,7 +153,8 @@ fn the_chunked_loss_equals_the_plain_one() {
     let weights = Tensor::<1>::from_data(TensorData::new(numbers(n_positions, 0.0), [n_positions]), &device);
 
     for z_loss in [0.0, 0.02] {
-        let chunked = loss::token_losses(hidden.clone(), &[head.clone()], targets.clone(), weights.clone(), z_loss);
+        let chunked =
+            loss::token_losses(hidden.clone(), std::slice::from_ref(&head), targets.clone(), weights.clone(), z_loss);
         let logits = hidden.clone().matmul(head.clone());
         let log_probs = log_softmax(logits.clone(), 1);
         let plain = -(log_probs.gather(1, targets.clone().unsqueeze_dim(1)).squeeze_dim(1) * weights.clone()).sum();

@@ -4,6 +4,7 @@ use cubecl::prelude::*;
 
 use crate::cache::entries::Code;
 use crate::cache::kv_cache::MASKED;
+use crate::cards::{largest_of_units, sum_of_units};
 
 /// Number `k` of a head's entry.
 #[cube]
@@ -77,7 +78,7 @@ pub(super) fn attend_segment<K: Float, V: Float>(
 
     let mut asked = Shared::new_slice(n_units);
     let mut shares = Shared::new_slice(n_units);
-    let mut tree = Shared::new_slice(n_units);
+    let mut scratch = Shared::new_slice(n_units);
     if unit < head_dim {
         asked[unit] = q[row * q.stride(0) + head * q.stride(1) + query * q.stride(2) + unit * q.stride(3)];
     }
@@ -110,35 +111,15 @@ pub(super) fn attend_segment<K: Float, V: Float>(
             }
             score = product + mask[mask_line + (first_column + entry) % mask.shape(3) * mask.stride(3)];
         }
-        tree[unit] = score;
-        sync_cube();
-        let mut n_left = comptime!(n_units / 2).runtime();
-        while n_left > 0 {
-            if unit < n_left {
-                tree[unit] = max(tree[unit], tree[unit + n_left]);
-            }
-            sync_cube();
-            n_left /= 2;
-        }
-        let new_largest = max(largest, tree[0]);
-        sync_cube();
+        let new_largest = max(largest, largest_of_units(score, &mut scratch, n_units));
         let mut share = 0.0f32.runtime();
         if entry < n_entries {
             share = (score - new_largest).exp();
         }
         shares[unit] = share;
-        tree[unit] = share;
-        sync_cube();
-        let mut n_left = comptime!(n_units / 2).runtime();
-        while n_left > 0 {
-            if unit < n_left {
-                tree[unit] = tree[unit] + tree[unit + n_left];
-            }
-            sync_cube();
-            n_left /= 2;
-        }
+        let sum_here = sum_of_units(share, &mut scratch, n_units);
         let faded = (largest - new_largest).exp();
-        sum = sum * faded + tree[0];
+        sum = sum * faded + sum_here;
         total *= faded;
         if unit < head_dim {
             let n_here = min(n_units, n_entries - first);
@@ -168,10 +149,8 @@ pub(super) fn attend_segment<K: Float, V: Float>(
         }
         out[line * head_dim + unit] = total;
     }
-    if comptime!(!is_last) {
-        if unit == 0 {
-            carried[2 * line] = largest;
-            carried[2 * line + 1] = sum;
-        }
+    if comptime!(!is_last) && unit == 0 {
+        carried[2 * line] = largest;
+        carried[2 * line + 1] = sum;
     }
 }

@@ -6,13 +6,14 @@
 
 mod kernel;
 
-use burn::backend::tensor::{FloatTensor, IntTensor};
+use burn::backend::tensor::IntTensor;
 use burn::backend::{Cube, DispatchDevice};
 use burn::tensor::{DType, Device, Int, Tensor};
 use cubecl::ir::{ElemType, FloatKind};
 use cubecl::prelude::{CubeCount, CubeDim};
 
 use crate::cache::entries::{Entries, Packed, Segment};
+use crate::cards::{CubeTensor, MOST_CUBES, empty};
 
 /// Queries of a head for which reading entries once each costs less than a matrix product launches.
 const MAX_QUERIES: usize = 16;
@@ -20,9 +21,6 @@ const MAX_QUERIES: usize = 16;
 const MAX_UNITS: usize = 256;
 /// Units of a cube at least: entries that are scored at a time.
 const MIN_UNITS: usize = 64;
-
-/// A tensor of a graphics card.
-type CubeTensor = FloatTensor<Cube>;
 
 /// Entries as the kernel reads them.
 struct Readable {
@@ -38,7 +36,7 @@ struct Readable {
 
 /// Whether [`attend`] is there for these tensors, and the better way.
 pub(super) fn serves(q: &Tensor<4>, segments: &[Segment]) -> bool {
-    let [_, _, n_queries, head_dim] = q.dims();
+    let [batch, n_heads, n_queries, head_dim] = q.dims();
     let is_readable = |entries: &Entries| match entries {
         Entries::Dense(numbers) => elem_type(numbers.dtype()).is_some(),
         Entries::Packed(Packed { codes, params, .. }) => {
@@ -47,6 +45,7 @@ pub(super) fn serves(q: &Tensor<4>, segments: &[Segment]) -> bool {
     };
     is_cube(&q.device())
         && n_queries <= MAX_QUERIES
+        && batch * n_heads <= MOST_CUBES
         && head_dim <= MAX_UNITS
         && segments.iter().all(|segment| is_readable(&segment.keys) && is_readable(&segment.values))
 }
@@ -73,13 +72,8 @@ pub(super) fn attend(q: Tensor<4>, segments: &[Segment], mask: Tensor<4>, sinks:
     let has_sinks = sinks.is_some();
     let sinks = sinks.map_or_else(|| q.clone(), floats);
     let client = q.client.clone();
-    let empty = |shape: [usize; 4]| {
-        let handle = client.empty(shape.iter().product::<usize>() * size_of::<f32>());
-        CubeTensor::new_contiguous(client.clone(), q.device.clone(), shape.into(), handle, DType::F32)
-    };
-    let out = empty([batch, n_heads, n_queries, head_dim]);
-    let carried = empty([batch, n_heads, n_queries, 2]);
-    let count = u32::try_from(batch * n_heads).expect("heads of a batch are counted in 32 bits");
+    let out = empty(&q, [batch, n_heads, n_queries, head_dim]);
+    let carried = empty(&q, [batch, n_heads, n_queries, 2]);
     let mut first_column = 0;
     for (index, segment) in segments.iter().enumerate() {
         let n_entries = segment.keys.dims()[2];
@@ -87,7 +81,7 @@ pub(super) fn attend(q: Tensor<4>, segments: &[Segment], mask: Tensor<4>, sinks:
         let types = [keys.numbers.dtype, values.numbers.dtype];
         kernel::attend_segment::launch(
             &client,
-            CubeCount::Static(n_queries as u32, count, 1),
+            CubeCount::Static(n_queries as u32, (batch * n_heads) as u32, 1),
             CubeDim::new_1d(n_units as u32),
             q.clone().into_tensor_arg(),
             keys.numbers.into_tensor_arg(),

@@ -8,20 +8,14 @@ mod rotate;
 mod swiglu;
 
 use burn::backend::Cube;
-use burn::backend::tensor::FloatTensor;
 use burn::tensor::DType;
 use cubecl::prelude::{CubeCount, CubeDim};
 
 use super::kernels::{Kernels, stock};
-
-/// A tensor of a graphics card.
-type CubeTensor = FloatTensor<Cube>;
+use crate::cards::{CubeTensor, MOST_CUBES};
 
 /// Units of a cube that work on one line, at most.
 const MOST_UNITS: usize = 256;
-
-/// Cubes along an axis of a launch, at most: what every device takes.
-const MOST_CUBES: u32 = 65_535;
 
 impl Kernels for Cube {
     fn rms_norm(x: CubeTensor, gain: CubeTensor, epsilon: f64) -> (CubeTensor, CubeTensor) {
@@ -57,13 +51,6 @@ fn are_f32<const N: usize>(tensors: [&CubeTensor; N]) -> bool {
     tensors.iter().all(|tensor| tensor.dtype == DType::F32)
 }
 
-/// A tensor in f32 whose numbers wait to be written, one after another, beside `like`.
-fn empty<const D: usize>(like: &CubeTensor, shape: [usize; D]) -> CubeTensor {
-    let bytes = shape.iter().product::<usize>() * size_of::<f32>();
-    let handle = like.client.empty(bytes);
-    CubeTensor::new_contiguous(like.client.clone(), like.device.clone(), shape.into(), handle, DType::F32)
-}
-
 fn dims<const D: usize>(x: &CubeTensor) -> [usize; D] {
     let shape = x.meta.shape();
     std::array::from_fn(|axis| shape[axis])
@@ -72,7 +59,7 @@ fn dims<const D: usize>(x: &CubeTensor) -> [usize; D] {
 /// One cube for each of `n` pieces of work; a few of the last may have none.
 fn cubes(n: usize) -> CubeCount {
     let n = u32::try_from(n).expect("a tensor's lines are counted in 32 bits");
-    let along = n.clamp(1, MOST_CUBES);
+    let along = n.clamp(1, MOST_CUBES as u32);
     CubeCount::Static(along, n.div_ceil(along).max(1), 1)
 }
 

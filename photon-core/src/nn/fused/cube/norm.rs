@@ -2,7 +2,8 @@
 
 use cubecl::prelude::*;
 
-use super::{CubeTensor, cubes, dims, empty, units_of_line};
+use super::{cubes, dims, units_of_line};
+use crate::cards::{CubeTensor, empty, sum_of_units};
 
 /// The normed lines and `1 / rms` of each.
 pub(super) fn forward(x: CubeTensor, gain: CubeTensor, epsilon: f32) -> (CubeTensor, CubeTensor) {
@@ -48,18 +49,9 @@ fn norm_lines(
         squares += number * number;
         i += n_units;
     }
-    let mut sums = Shared::new_slice(n_units);
-    sums[unit] = squares;
-    sync_cube();
-    let mut n_left = comptime!(n_units / 2).runtime();
-    while n_left > 0 {
-        if unit < n_left {
-            sums[unit] = sums[unit] + sums[unit + n_left];
-        }
-        sync_cube();
-        n_left /= 2;
-    }
-    let factor = 1.0f32 / (sums[0] / width as f32 + epsilon).sqrt();
+    let mut scratch = Shared::new_slice(n_units);
+    let sum = sum_of_units(squares, &mut scratch, n_units);
+    let factor = 1.0f32 / (sum / width as f32 + epsilon).sqrt();
     let mut i = unit;
     while i < width {
         out[line * width + i] = x[first + i * x.stride(2)] * factor * gain[i * gain.stride(2)];

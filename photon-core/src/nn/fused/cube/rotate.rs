@@ -2,7 +2,8 @@
 
 use cubecl::prelude::*;
 
-use super::{CubeTensor, dims, empty, units};
+use super::{dims, units};
+use crate::cards::{CubeTensor, empty};
 
 /// `x: [B, N, H, K]`, `cos, sin: [B or 1, N, 1, K/2]`
 pub(super) fn rotate(x: CubeTensor, cos: CubeTensor, sin: CubeTensor) -> CubeTensor {

@@ -2,7 +2,8 @@
 
 use cubecl::prelude::*;
 
-use super::{CubeTensor, dims, empty, units};
+use super::{dims, units};
+use crate::cards::{CubeTensor, empty};
 
 pub(super) fn forward(gate: CubeTensor, up: CubeTensor) -> CubeTensor {
     let shape: [usize; 3] = dims(&gate);
